@@ -1,0 +1,209 @@
+"""Every number the method has: named, bounded and explained, in one place.
+
+Symbols in brackets are those of ``docs/guarantees.md``. Defaults that come from measurements say which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SuffixRows(_Settings):
+    """Observers: the rows of the suffix (user query and template tail), uniformly weighted."""
+
+    kind: Literal["suffix_rows"] = "suffix_rows"
+
+
+class WeightedRows(_Settings):
+    """Observers: the rows of the suffix, weighted geometrically towards its end."""
+
+    kind: Literal["weighted_rows"] = "weighted_rows"
+    decay: float = Field(default=0.8, gt=0.0, le=1.0, description="Weight of a row relative to the row after it.")
+
+
+class PromptRows(_Settings):
+    """Observers: all rows of the document block and the suffix; a removed row loses nothing (section 6)."""
+
+    kind: Literal["prompt_rows"] = "prompt_rows"
+
+
+Observer = Annotated[SuffixRows | WeightedRows | PromptRows, Field(discriminator="kind")]
+
+
+class AuditConfig(_Settings):
+    """The audit: which observers look, how much they may lose on average, and how sure one is (section 6)."""
+
+    observers: tuple[Observer, ...] = Field(
+        default=(SuffixRows(), PromptRows()),
+        min_length=1,
+        description="Query-observer distributions [nu]; every one of them must pass. `delta` is split evenly "
+        "between the sampled ones; an enumerated one needs none.",
+    )
+    eps_audit: float = Field(
+        default=0.15, gt=0.0, lt=1.0, description="Largest mean discarded mass per head [eps_audit]."
+    )
+    delta: float = Field(
+        default=0.05, gt=0.0, lt=1.0, description="Probability, per attempted request, of accepting falsely [delta]."
+    )
+    m_a: int | Literal["auto"] = Field(
+        default="auto",
+        description="Observers drawn per sampled distribution [m_a]; 'auto' takes twice the smallest number that "
+        "could pass at all, at least 64.",
+    )
+    bound: Literal["hoeffding", "kl", "empirical_bernstein", "betting"] = Field(
+        default="betting",
+        description="One-sided concentration bound for sampled audits. 'hoeffding' is the paper's; all are valid.",
+    )
+    method: Literal["auto", "enumerate", "sample"] = Field(
+        default="auto",
+        description="'enumerate' reads the whole support (exact mean), 'sample' draws from it, 'auto' enumerates a "
+        "support no larger than `m_a`.",
+    )
+    union: Literal["layers_and_heads", "layers"] = Field(
+        default="layers_and_heads",
+        description="What the union bound runs over: layers and heads (the paper's constant), or layers only, which "
+        "suffices for the decision to accept because every head must pass.",
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seed of the audit's draws; None takes fresh randomness from the operating system. A fixed seed "
+        "is for replay: it gives no protection against somebody who knows it.",
+    )
+
+    @field_validator("m_a")
+    @classmethod
+    def _enough_observers(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 2:
+            raise ValueError(f"m_a must be at least 2 (or 'auto'), got {value}")
+        return value
+
+
+class PruningConfig(_Settings):
+    """What may be removed, when, and under which limits."""
+
+    enabled: bool = Field(default=True, description="False prefills in full and records that pruning was off.")
+    layers: tuple[int, ...] | Literal["auto"] = Field(
+        default="auto",
+        description="Monitored layers [M], counted from 0, ascending; never layer 0 and never the last. 'auto' takes "
+        "every second layer with full attention between a quarter and three quarters of the stack, at most eight.",
+    )
+    sink_tokens: int = Field(
+        default=4, ge=0, le=64, description="First tokens of the prompt that are protected and left out of masses."
+    )
+    proposal_rows: int = Field(
+        default=16,
+        ge=1,
+        le=256,
+        description="Most query rows the proposal reads [W_p]: the last of the suffix, and at most half of it.",
+    )
+    head_weights: Literal["renyi", "uniform"] | Callable[..., Any] = Field(
+        default="renyi",
+        description="How heads are weighted inside a GQA group [v]: 'renyi' is the paper's. A callable receives the "
+        "entropies and the eligibility, both [groups, heads per group], and returns nonnegative weights of that shape.",
+    )
+    entropy_over: Literal["outside_sinks", "documents"] = Field(
+        default="documents",
+        description="Tokens over which eligibility and Renyi entropy are taken; 'outside_sinks' is the paper's. "
+        "Over 'documents' a head locked on a delimiter is not mistaken for a focused one.",
+    )
+    tau: float = Field(default=1.0, gt=0.0, le=100.0, description="Temperature of the head weights [tau].")
+    zeta: float = Field(default=0.1, gt=0.0, le=1.0, description="Floor of the head weights [zeta].")
+    mu_min: float = Field(
+        default=0.05, gt=0.0, lt=1.0, description="Least mass (see `entropy_over`) of an eligible head [mu_min]."
+    )
+    mass_min: float = Field(
+        default=0.1,
+        ge=0.0,
+        lt=1.0,
+        description="Least mean mass of the proposal rows on chunk tokens outside the sinks, for a layer to propose. "
+        "Rejects layers that look at sinks only, whose choice is as good as random.",
+    )
+    alpha: float = Field(default=0.01, gt=0.0, le=10.0, description="Smoothing of relative chunk mass [alpha].")
+    lam: float = Field(default=0.25, ge=0.0, le=10.0, description="Weight of within-chunk concentration [lambda].")
+    eps_row: float | tuple[float, ...] = Field(
+        default=0.3,
+        description="Cap on the discarded mass of every head in every proposal row [eps_a]; one number, or one per "
+        "proposal row counted from the end of the prompt (the last given holds for all earlier rows).",
+    )
+    rho: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="Optional cap relative to the row's own document mass, for eligible heads [rho].",
+    )
+    m0: int = Field(default=2, ge=1, description="Chunks that must stay, protected ones included [m_0].")
+    min_saving: float = Field(
+        default=0.1, ge=0.0, lt=1.0, description="Least share of chunk tokens removed for a layer to be accepted."
+    )
+    target_saving: float = Field(
+        default=0.5, gt=0.0, le=1.0, description="Share of chunk tokens at which removal stops."
+    )
+    max_saving: float = Field(default=0.75, gt=0.0, le=1.0, description="Share of chunk tokens never exceeded.")
+    solver: Literal["greedy", "exact"] = Field(
+        default="greedy",
+        description="'greedy' is the paper's; 'exact' removes the least pooled mass that reaches the target, by "
+        "mixed-integer programming.",
+    )
+    solver_seconds: float = Field(default=5.0, gt=0.0, le=600.0, description="Time limit of one LP or MILP solve.")
+    streak: int = Field(
+        default=1, ge=1, le=64, description="Consecutive monitored layers that must agree; 1 switches it off."
+    )
+    theta: float = Field(
+        default=0.2, ge=0.0, le=1.0, description="Largest Jaccard distance between sets of a streak [theta]."
+    )
+    dual_bound: Literal["lazy", "never"] = Field(
+        default="lazy",
+        description="When the dual bound of the accepted (or last) trial is computed: after the first token, or never.",
+    )
+    overflow: Literal["error", "drop_last"] = Field(
+        default="error",
+        description="A prompt longer than the model's positions is refused, or its last chunks are left out and "
+        "recorded as not admitted.",
+    )
+    include_text: bool = Field(
+        default=False, description="Put chunk, query and answer text into the record (off: ids, numbers, hashes)."
+    )
+    audit: AuditConfig = Field(default_factory=AuditConfig, description="The audit of a proposal.")
+
+    @field_validator("layers")
+    @classmethod
+    def _layers_ascend(cls, value: tuple[int, ...] | str) -> tuple[int, ...] | str:
+        if isinstance(value, tuple):
+            if not value:
+                raise ValueError("layers is empty; name at least one monitored layer, or use 'auto'")
+            if list(value) != sorted(set(value)):
+                raise ValueError(f"layers must ascend without repeats, got {value}")
+            if value[0] < 1:
+                raise ValueError(
+                    f"layer {value[0]} may not be monitored: positions are read from layer 0, which must stay full"
+                )
+        return value
+
+    @field_validator("eps_row")
+    @classmethod
+    def _caps_are_masses(cls, value: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        caps = value if isinstance(value, tuple) else (value,)
+        if not caps or any(not 0.0 < cap <= 1.0 for cap in caps):
+            raise ValueError(f"eps_row must lie in (0, 1], got {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _savings_are_ordered(self) -> PruningConfig:
+        if not self.min_saving <= self.target_saving <= self.max_saving:
+            raise ValueError(
+                "savings must satisfy min_saving <= target_saving <= max_saving, got "
+                f"{self.min_saving}, {self.target_saving}, {self.max_saving}"
+            )
+        return self
+
+    @field_serializer("head_weights")
+    def _name_of_weights(self, value: Any) -> str:
+        return value if isinstance(value, str) else f"callable:{getattr(value, '__qualname__', type(value).__name__)}"

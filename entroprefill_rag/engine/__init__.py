@@ -1,0 +1,1 @@
+"""The rule inside a transformers model."""

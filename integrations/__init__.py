@@ -1,0 +1,1 @@
+"""Adapters to retrieval frameworks; installed as ``entroprefill_rag.integrations``."""
