@@ -1,0 +1,87 @@
+"""What a record says in words: exact, probabilistic and conditional are different words, never mixed (section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from entroprefill_rag.record import AuditSetup, ChunkInfo, Claims, LayerTrial
+
+# Share of the pooled chunk mass above which one chunk is called dominant: it may have pushed honest chunks out.
+DOMINANT_SHARE = 0.6
+
+NOT_CLAIMED = (
+    "the worst observer, or any single position outside the proposal rows",
+    "attention while decoding, or at any other layer",
+    "that a chain of evidence over several chunks survives",
+    "that the model's output is unchanged",
+    "that the removed chunks hold no evidence, or that a retained chunk is honest",
+    "any speed-up",
+)
+
+_CONDITIONAL = (
+    "The output of the pruned run is bounded against the full run only under assumptions L, D, V and M "
+    "(docs/guarantees.md); none of them is checked by this record."
+)
+_OTHER_MODEL = (
+    "These statements are about this model's attention. Another model that reads the retained chunks as a shortened "
+    "prompt is outside all of them."
+)
+
+
+def describe(
+    trial: LayerTrial, setup: AuditSetup, chunks: Sequence[ChunkInfo], rows: int, *, for_other_model: bool, seeded: bool
+) -> Claims:
+    """Word the claims of an accepted trial.
+
+    Args:
+        trial: the accepted trial.
+        setup: what was fixed before the attention was seen.
+        chunks: the prompt's chunks, in order.
+        rows: number of proposal rows.
+        for_other_model: the retained chunks go to another model (filter mode).
+        seeded: the audit's seed was given by the caller.
+    """
+    removed = len(trial.removed)
+    largest = trial.max_discarded if trial.max_discarded is not None else 0.0
+    envelope = trial.envelope if trial.envelope is not None else 1.0
+    exact = [
+        f"At layer {trial.layer}, none of {setup.query_heads} heads places more than {largest:.4f} of its attention on "
+        f"the {removed} removed chunks in any of the {rows} proposal rows (within its cap, slack "
+        f"{trial.cap_slack or 0.0:.4f}; pooled envelope {envelope:.4f})."
+    ]
+    probabilistic = []
+    warnings = []
+    for audit in trial.audits:
+        worst = max(audit.upper, default=0.0)
+        if audit.method == "enumerate":
+            exact.append(
+                f"The exact mean over the support of '{audit.observer}' ({audit.m} rows) is at most {worst:.4f} for "
+                f"every head, against a limit of {audit.limit:g}."
+            )
+        else:
+            probabilistic.append(
+                f"The mean over '{audit.observer}' of the attention that layer {trial.layer} places on the removed "
+                f"chunks is at most {audit.limit:g} for every head (upper bound {worst:.4f} from {audit.m} draws)."
+            )
+        if audit.caps_imply:
+            warnings.append(f"The caps on the proposal rows alone already imply the statement on '{audit.observer}'.")
+    if probabilistic:
+        probabilistic.append(
+            f"Probability, per attempted request, of accepting although a statement is false: at most {setup.delta:g}."
+        )
+    if seeded:
+        warnings.append("The audit's seed was given: the draws can be replayed, and foreseen by whoever knows it.")
+    total = sum(trial.pooled_mass)
+    for chunk, mass in zip(chunks, trial.pooled_mass, strict=False):
+        if len(chunks) > 2 and total > 0 and mass / total > DOMINANT_SHARE:
+            warnings.append(
+                f"Chunk {chunk.id!r} draws {mass / total:.0%} of the attention on chunks: where documents are not "
+                "trusted, it may have displaced others."
+            )
+    return Claims(
+        exact=" ".join(exact) + " Exact for these rows in float32, up to rounding against the model's own kernel.",
+        probabilistic=" ".join(probabilistic) or None,
+        conditional=_OTHER_MODEL if for_other_model else _CONDITIONAL,
+        not_claimed=NOT_CLAIMED,
+        warnings=tuple(warnings),
+    )

@@ -1,0 +1,541 @@
+"""LocalBackend: lays a request out, runs it through the model with pruning in mid-prefill, and keeps the record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import queue
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.engine import families
+from entroprefill_rag.engine import generation as gen
+from entroprefill_rag.engine.families import Anatomy
+from entroprefill_rag.engine.install import Installation
+from entroprefill_rag.engine.layout import PromptStyle, build_layout
+from entroprefill_rag.engine.recording import OFF, Seen, build_record
+from entroprefill_rag.engine.run import ForwardFinished, PrefillRun, RunCancelled
+from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiece
+from entroprefill_rag.errors import BackendClosedError, ConfigError
+from entroprefill_rag.prompt import PromptLayout
+from entroprefill_rag.record import (
+    AuditRecord,
+    GenerationResult,
+    LayerTrial,
+    ModelInfo,
+    PruneResult,
+    Reason,
+    Timings,
+    Usage,
+)
+from entroprefill_rag.request import RagRequest
+from entroprefill_rag.rule.masses import chunk_membership
+from entroprefill_rag.rule.monitor import Monitor
+
+__all__ = ["LocalBackend", "PromptStyle", "TextPiece"]
+
+StreamItem = PruneResult | TextPiece | GenerationResult
+Result = TypeVar("Result")
+
+
+@dataclass
+class _Job:
+    """One call: what was asked, and the run that answers it."""
+
+    request: RagRequest
+    config: PruningConfig
+    layout: PromptLayout
+    generation: dict[str, Any]
+    monitor: Monitor | None
+    refusal: Reason | None
+    run: PrefillRun
+    layout_seconds: float
+    for_other_model: bool = False
+    wait_seconds: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+
+    def seen(self) -> Seen:
+        return Seen(self.monitor, self.run.layer, self.run.refusal or self.refusal)
+
+    def trials(self) -> tuple[LayerTrial, ...]:
+        return tuple(self.monitor.trials) if self.monitor is not None else ()
+
+    def timings(self) -> Timings:
+        stamps = self.run.stamps
+        prefilled = stamps.prefilled if stamps.prefilled is not None else (stamps.decided or self.ended)
+        decided = stamps.decided if stamps.decided is not None else prefilled
+        return Timings(
+            layout=self.layout_seconds,
+            wait=self.wait_seconds,
+            shallow=max(0.0, decided - stamps.begin - stamps.rule),
+            rule=stamps.rule,
+            deep=max(0.0, prefilled - decided),
+            decode=max(0.0, self.ended - prefilled) if self.ended else 0.0,
+        )
+
+
+class LocalBackend:
+    """A local causal language model that prunes retrieved chunks in the middle of its prefill.
+
+    Many threads and tasks may call one backend: prefills take turns, decoding interleaves, results equal serial ones.
+
+    Args:
+        model: a causal language model of transformers (also wrapped by PEFT, quantised, or spread over devices).
+        tokenizer: its tokenizer.
+        name: shown in records; the model's own ``name_or_path`` by default.
+        revision: shown in records.
+        style: how the prompt is written.
+        workers: threads for asynchronous calls.
+
+    Example:
+        >>> backend = LocalBackend.from_pretrained("smollm2-135m")  # doctest: +SKIP
+        >>> result = backend.generate(request)  # doctest: +SKIP
+        >>> result.answer, result.retained_ids, result.audit.outcome  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
+        style: PromptStyle | None = None,
+        workers: int = 4,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
+        self.revision = revision
+        self.style = style or PromptStyle()
+        self._installation = Installation(model)
+        self._prefill_turn = threading.Lock()
+        self._workers = workers
+        self._executor: ThreadPoolExecutor | None = None
+        self._executor_made = threading.Lock()
+        self._closed = False
+        # A backend that is dropped without close() must not leave its hooks on a model that lives on.
+        self._finalizer = weakref.finalize(self, self._installation.close)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | None = None,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
+        attn_implementation: str | None = None,
+        style: PromptStyle | None = None,
+        workers: int = 4,
+        **model_kwargs: Any,
+    ) -> LocalBackend:
+        """Load a model and its tokenizer.
+
+        Args:
+            name: a hub id, a folder, a GGUF file or ``"smollm2-135m"``; None takes ``ENTROPREFILL_MODEL``, then the
+                packaged model if it is installed.
+            device: where it runs; None takes an accelerator if there is one.
+            dtype: type of the weights; None takes the checkpoint's.
+            revision: of a hub model.
+            trust_remote_code: run code that comes with the model. Off unless asked for.
+            allow_pickle: load weights that are pickles, which can run code. Off unless asked for.
+            attn_implementation: attention kernel; None takes the model's default.
+            style: how the prompt is written.
+            workers: threads for asynchronous calls.
+            **model_kwargs: passed to ``from_pretrained`` of the model (``device_map``, ``quantization_config``, ...).
+
+        Raises:
+            ModelSourceError: there is no such model, or it cannot be loaded; the message holds the way out.
+        """
+        from entroprefill_rag.engine.sources import load
+
+        loaded = load(
+            name,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            attn_implementation=attn_implementation,
+            **model_kwargs,
+        )
+        return cls(
+            loaded.model,
+            loaded.tokenizer,
+            name=loaded.name,
+            revision=loaded.revision,
+            style=style,
+            workers=workers,
+        )
+
+    # -- what is asked of it --------------------------------------------------------------------------------------
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The parts of the model that pruning touches; ``anatomy.why_not`` says why it cannot be pruned, if so."""
+        return self._installation.anatomy
+
+    @cached_property
+    def model_info(self) -> ModelInfo:
+        """The model as records name it."""
+        device, dtype = families.device_and_dtype(self.model)
+        anatomy = self.anatomy
+        return ModelInfo(
+            name=self.name,
+            revision=self.revision,
+            family=str(getattr(anatomy.config, "model_type", type(self.model).__name__)),
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            kernel=anatomy.kernel,
+            layers=len(anatomy.layers),
+            query_heads=anatomy.query_heads,
+            kv_heads=anatomy.kv_heads,
+            fingerprint=families.fingerprint(self.model, self.tokenizer),
+        )
+
+    def layout(
+        self, request: RagRequest, config: PruningConfig | None = None, *, max_new_tokens: int = 1
+    ) -> PromptLayout:
+        """The prompt of ``request`` as token ids, with every chunk's span and what is protected.
+
+        Args:
+            request: chunks, instruction, query, history.
+            config: for the number of sink tokens and what to do on overflow.
+            max_new_tokens: room to leave for the answer.
+
+        Raises:
+            TemplateError: the template does not put all documents before the query.
+            PromptOverflowError: the prompt does not fit the model.
+        """
+        config = config or PruningConfig()
+        return build_layout(
+            request,
+            self.tokenizer,
+            style=self.style,
+            sink_tokens=config.sink_tokens,
+            max_positions=getattr(self.anatomy.config, "max_position_embeddings", None),
+            reserve=max_new_tokens,
+            overflow=config.overflow,
+        )
+
+    def generate(self, request: RagRequest, config: PruningConfig | None = None, **generation: Any) -> GenerationResult:
+        """Answer ``request``: prefill, prune at the first layer that passes, decode.
+
+        Args:
+            request: chunks, instruction, query, history.
+            config: limits and audit; the defaults where None.
+            **generation: passed to the model's own ``generate`` (sampling, stop strings, streamers, ...);
+                ``max_new_tokens`` is 256 where neither the caller nor the model sets it.
+
+        Raises:
+            RequestError: the request cannot be laid out (too long, template with the query first).
+            ConfigError: configuration and model do not go together.
+        """
+        job = self._prepare(request, config, generation)
+        return self._answer(job, job.generation.pop("streamer", None))
+
+    def prune(self, request: RagRequest, config: PruningConfig | None = None) -> PruneResult:
+        """Decide what to drop and stop there: the forward ends at the accepted (or last monitored) layer.
+
+        For use with another model: the record says that its guarantees are about this model's attention, not about
+        what the other one makes of a shortened prompt. The dual bound is left out.
+        """
+        job = self._prepare(request, config, {}, stop_when_known=True)
+        if job.monitor is not None:
+            with self._turn(job), self._installation.activate(job.run), torch.inference_mode():
+                ids, mask = self._inputs(job)
+                with contextlib.suppress(ForwardFinished):
+                    self.anatomy.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
+        job.ended = time.perf_counter()
+        return self._outcome(job)
+
+    def stream(
+        self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
+    ) -> Iterator[StreamItem]:
+        """Answer ``request`` piece by piece: a PruneResult first, then TextPieces, then the GenerationResult.
+
+        Bad input raises here, before iteration. Leaving the loop early (or closing the iterator) ends the generation
+        and frees its cache.
+        """
+        return self._stream(self._prepare(request, config, generation))
+
+    async def agenerate(
+        self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
+    ) -> GenerationResult:
+        """:meth:`generate` in a worker thread: the event loop stays free. Cancelling the task ends the generation."""
+        job = await self._in_worker(partial(self._prepare, request, config, generation))
+        streamer = job.generation.pop("streamer", None)
+        return await self._in_worker(partial(self._answer, job, streamer), job)
+
+    async def aprune(self, request: RagRequest, config: PruningConfig | None = None) -> PruneResult:
+        """:meth:`prune` in a worker thread."""
+        return await self._in_worker(partial(self.prune, request, config))
+
+    async def astream(
+        self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
+    ) -> AsyncIterator[StreamItem]:
+        """:meth:`stream` from a worker thread: the event loop stays free between pieces."""
+        job = await self._in_worker(partial(self._prepare, request, config, generation))
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[StreamItem | BaseException] = asyncio.Queue()
+
+        def emit(item: StreamItem | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(items.put_nowait, item)
+            except RuntimeError:  # the loop is closed: nobody will read on
+                job.run.cancelled.set()
+
+        try:
+            self._start_worker(job, emit)
+            while True:
+                item = await items.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if isinstance(item, GenerationResult):
+                    return
+        finally:
+            job.run.cancelled.set()
+
+    def close(self) -> None:
+        """Take hooks and attention function off the model. A closed backend refuses further calls."""
+        self._closed = True
+        self._finalizer()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> LocalBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LocalBackend({self.name!r}, kernel={self.anatomy.kernel!r})"
+
+    # -- one call -------------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        request: RagRequest,
+        config: PruningConfig | None,
+        generation: dict[str, Any],
+        *,
+        stop_when_known: bool = False,
+    ) -> _Job:
+        if self._closed:
+            raise BackendClosedError("this backend was closed; make a new one from the same model and tokenizer")
+        started = time.perf_counter()
+        config = config or PruningConfig()
+        gen.check_arguments(generation)
+        effective = gen.effective(self.model, generation)
+        most = 1 if stop_when_known else gen.new_tokens(effective, generation)
+        layout = self.layout(request, config, max_new_tokens=most)
+        generation = {**generation}
+        if not stop_when_known and effective.max_new_tokens is None and generation.get("max_length") is None:
+            generation["max_new_tokens"] = most
+        monitor, refusal = self._monitor(layout, config)
+        if refusal is None and not stop_when_known and (refusal := gen.why_full(effective, generation)):
+            monitor = None
+        membership = None
+        if monitor is not None:
+            membership = chunk_membership(layout.chunk_spans, layout.n_tokens, first=layout.sink_tokens)
+        run = PrefillRun(self.anatomy, layout.n_tokens, monitor, membership, stop_when_known=stop_when_known)
+        return _Job(
+            request=request,
+            config=config,
+            layout=layout,
+            generation=generation,
+            monitor=monitor,
+            refusal=refusal,
+            run=run,
+            layout_seconds=time.perf_counter() - started,
+            for_other_model=stop_when_known,
+        )
+
+    def _monitor(self, layout: PromptLayout, config: PruningConfig) -> tuple[Monitor | None, Reason | None]:
+        anatomy = self.anatomy
+        if not config.enabled:
+            return None, OFF
+        if anatomy.why_not is not None:
+            return None, anatomy.why_not
+        if not layout.chunk_ids:
+            return None, Reason(code="no_chunks", message="The request holds no chunk: there is nothing to remove.")
+        layers = self._layers(layout, config)
+        if not layers:
+            return None, Reason(
+                code="no_monitored_layer",
+                message="No layer of this model sees back to the first chunk: all windows are shorter than the prompt.",
+            )
+        return Monitor(config, layout, layers, anatomy.query_heads, anatomy.kv_heads), None
+
+    def _layers(self, layout: PromptLayout, config: PruningConfig) -> tuple[int, ...]:
+        depth = len(self.anatomy.layers)
+        if config.layers == "auto":
+            block = (layout.chunk_spans[0][0], layout.chunk_spans[-1][1])
+            return families.default_layers(self.anatomy, families.monitorable(self.anatomy, block, layout.n_tokens))
+        wrong = [layer for layer in config.layers if layer >= depth - 1]
+        if wrong:
+            raise ConfigError(
+                f"layers {wrong} cannot be monitored: {self.name} has layers 0..{depth - 1}, and after the last one "
+                f"nothing is left to save; choose from 1..{depth - 2}"
+            )
+        return config.layers
+
+    def _inputs(self, job: _Job) -> tuple[Tensor, Tensor]:
+        device, _ = families.device_and_dtype(self.model)
+        ids = torch.tensor([job.layout.input_ids], dtype=torch.long, device=device)
+        return ids, torch.ones_like(ids)
+
+    @contextlib.contextmanager
+    def _turn(self, job: _Job) -> Iterator[None]:
+        """One prefill at a time: it bounds peak memory. Given back when the prompt has passed the last layer."""
+        started = time.perf_counter()
+        while not self._prefill_turn.acquire(timeout=0.05):
+            job.run.check_cancelled()
+        held = True
+        job.wait_seconds = time.perf_counter() - started
+
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._prefill_turn.release()
+
+        job.run.on_prefilled = give_back
+        try:
+            yield
+        finally:
+            give_back()
+
+    def _answer(
+        self, job: _Job, streamer: Any = None, emit: Callable[[StreamItem], None] | None = None
+    ) -> GenerationResult:
+        """Run one job to its end in this thread."""
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        emitter = TextEmitter(
+            decode,
+            emit=None if emit is None else lambda text: emit(TextPiece(text)),
+            on_first=None if emit is None else lambda: emit(self._outcome(job)),
+            also=streamer,
+        )
+        arguments = dict(job.generation)
+        criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
+        criteria.append(StopWhenSet(job.run.cancelled))
+        if arguments.get("stop_strings") is not None:
+            arguments.setdefault("tokenizer", self.tokenizer)
+        with self._turn(job), self._installation.activate(job.run):
+            ids, mask = self._inputs(job)
+            output = self.model.generate(
+                ids, attention_mask=mask, stopping_criteria=criteria, streamer=emitter, **arguments
+            )
+        job.ended = time.perf_counter()
+        sequences = output if isinstance(output, Tensor) else output.sequences
+        generated: list[int] = sequences[0, job.layout.n_tokens :].tolist()
+        answer = decode(generated)
+        trials = job.monitor.finish() if job.monitor is not None and job.config.dual_bound == "lazy" else job.trials()
+        record = self._record(job, trials, answer)
+        effective = gen.effective(self.model, job.generation)
+        most = gen.new_tokens(effective, job.generation, job.layout.n_tokens)
+        return GenerationResult(
+            answer=answer,
+            retained_ids=record.retained_ids,
+            dropped_ids=record.dropped_ids,
+            protected_ids=record.protected_ids,
+            finish_reason=gen.finish_reason(generated, effective, most, job.run.cancelled.is_set()),
+            usage=Usage(
+                prompt_tokens=job.layout.n_tokens,
+                kept_tokens=job.layout.n_tokens - record.tokens_removed,
+                generated_tokens=len(generated),
+            ),
+            timings=job.timings(),
+            audit=record,
+        )
+
+    def _record(self, job: _Job, trials: tuple[LayerTrial, ...], answer: str | None = None) -> AuditRecord:
+        return build_record(
+            job.request,
+            job.layout,
+            job.config,
+            self.model_info,
+            job.seen(),
+            trials=trials,
+            for_other_model=job.for_other_model,
+            answer=answer,
+        )
+
+    def _outcome(self, job: _Job) -> PruneResult:
+        record = self._record(job, job.trials())
+        return PruneResult(
+            retained_ids=record.retained_ids,
+            dropped_ids=record.dropped_ids,
+            protected_ids=record.protected_ids,
+            timings=job.timings(),
+            audit=record,
+        )
+
+    # -- threads --------------------------------------------------------------------------------------------------
+
+    def _stream(self, job: _Job) -> Iterator[StreamItem]:
+        items: queue.SimpleQueue[StreamItem | BaseException] = queue.SimpleQueue()
+        worker = None
+        try:
+            worker = self._start_worker(job, items.put)
+            while True:
+                item = items.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if isinstance(item, GenerationResult):
+                    return
+        finally:
+            job.run.cancelled.set()
+            if worker is not None:
+                worker.join()
+
+    def _start_worker(self, job: _Job, emit: Callable[[StreamItem | BaseException], None]) -> threading.Thread:
+        # `generate` pushes its tokens, so a stream needs a thread. The caller's context (tracing, callbacks) goes along.
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            streamer = job.generation.pop("streamer", None)
+            try:
+                emit(context.run(self._answer, job, streamer, emit))
+            except RunCancelled:
+                return
+            except BaseException as error:  # handed to the consumer, whatever it is
+                emit(error)
+
+        thread = threading.Thread(target=work, name="entroprefill-stream", daemon=True)
+        thread.start()
+        return thread
+
+    async def _in_worker(self, call: Callable[[], Result], job: _Job | None = None) -> Result:
+        with self._executor_made:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._workers, thread_name_prefix="entroprefill")
+        context = contextvars.copy_context()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, call)
+        except asyncio.CancelledError:
+            if job is not None:
+                job.run.cancelled.set()
+            raise
+        except RunCancelled as error:
+            raise asyncio.CancelledError from error

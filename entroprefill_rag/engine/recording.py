@@ -1,0 +1,144 @@
+"""Turns what one run saw into its record."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+import transformers
+
+from entroprefill_rag import __version__
+from entroprefill_rag.claims import describe
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.prompt import PromptLayout
+from entroprefill_rag.record import (
+    AuditRecord,
+    ChunkInfo,
+    Claims,
+    LayerTrial,
+    ModelInfo,
+    Outcome,
+    PromptInfo,
+    Reason,
+)
+from entroprefill_rag.request import RagRequest
+from entroprefill_rag.rule.monitor import Monitor
+
+OFF = Reason(code="off", message="Pruning was switched off; the prompt was prefilled in full.")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run ended with, before it is written down."""
+
+    monitor: Monitor | None
+    accepted_layer: int | None
+    refusal: Reason | None
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries whose behaviour a record depends on."""
+    found = {"entroprefill_rag": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    found["transformers"] = transformers.__version__
+    for name in ("scipy", "numpy", "tokenizers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def build_record(
+    request: RagRequest,
+    layout: PromptLayout,
+    config: PruningConfig,
+    model: ModelInfo,
+    seen: Seen,
+    *,
+    trials: tuple[LayerTrial, ...],
+    for_other_model: bool = False,
+    answer: str | None = None,
+) -> AuditRecord:
+    """The record of one run.
+
+    Args:
+        request: as the caller gave it; its text goes in only with ``config.include_text``.
+        layout: the prompt that ran.
+        config: as the caller gave it.
+        model: the model that ran.
+        seen: what the run ended with.
+        trials: the monitored layers' trials, with the dual bound where it has been computed.
+        for_other_model: the retained chunks go to another model.
+        answer: the generated text, recorded only with ``config.include_text``.
+    """
+    monitor = seen.monitor
+    accepted = next((trial for trial in trials if trial.layer == seen.accepted_layer), None)
+    removed = frozenset(accepted.removed) if accepted is not None else frozenset()
+    texts = {chunk.id: chunk for chunk in request.chunks} if config.include_text else {}
+    chunks = tuple(
+        ChunkInfo(
+            id=chunk_id,
+            start=start,
+            end=end,
+            protected=reason,
+            kept=position not in removed,
+            text=texts[chunk_id].text if texts else None,
+            title=texts[chunk_id].title if texts else None,
+        )
+        for position, (chunk_id, (start, end), reason) in enumerate(
+            zip(layout.chunk_ids, layout.chunk_spans, layout.protected_reasons, strict=True)
+        )
+    )
+    outcome, reason = _outcome(config, seen, accepted)
+    setup = monitor.setup() if monitor is not None else None
+    claims = Claims()
+    if accepted is not None and setup is not None and monitor is not None:
+        claims = describe(
+            accepted,
+            setup,
+            chunks,
+            rows=len(monitor.proposal_rows),
+            for_other_model=for_other_model,
+            seeded=config.audit.seed is not None,
+        )
+    return AuditRecord(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+        model=model,
+        prompt=PromptInfo(
+            hash=layout.hash,
+            tokens=layout.n_tokens,
+            chunks=chunks,
+            sink_tokens=layout.sink_tokens,
+            suffix=layout.suffix_span,
+            not_admitted=layout.not_admitted,
+            notes=layout.notes,
+            query=request.query if config.include_text else None,
+        ),
+        config=config.model_dump(mode="json"),
+        layers=monitor.layers if monitor is not None else (),
+        proposal_rows=tuple(int(row) for row in monitor.proposal_rows) if monitor is not None else (),
+        audit=setup,
+        trials=trials,
+        outcome=outcome,
+        accepted_layer=accepted.layer if accepted is not None else None,
+        reason=reason,
+        tokens_removed=accepted.tokens_saved if accepted is not None else 0,
+        claims=claims,
+        answer=answer if config.include_text else None,
+    )
+
+
+def _outcome(config: PruningConfig, seen: Seen, accepted: LayerTrial | None) -> tuple[Outcome, Reason]:
+    if accepted is not None:
+        return "pruned", accepted.verdict
+    if not config.enabled:
+        return "off", OFF
+    if seen.refusal is not None:
+        return "bypassed", seen.refusal
+    if seen.monitor is not None:
+        return "bypassed", seen.monitor.reason()
+    return "bypassed", Reason(code="not_run", message="The run ended before a monitored layer was reached.")
