@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, field_validator, model_validator
 
 
 class Chunk(BaseModel):
@@ -13,9 +13,9 @@ class Chunk(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str = Field(min_length=1, description="Identifier, unique within the request; comes back in the record.")
-    text: str = Field(description="The text the model reads. May be empty; an empty chunk is protected.")
-    title: str = Field(default="", description="Shown in the chunk's header line, which goes with the chunk.")
+    id: StrictStr = Field(min_length=1, description="Identifier, unique within the request; comes back in the record.")
+    text: StrictStr = Field(description="The text the model reads. May be empty; an empty chunk is protected.")
+    title: StrictStr = Field(default="", description="Shown in the chunk's header line, which goes with the chunk.")
     metadata: dict[str, Any] = Field(default_factory=dict, description="Carried along, never shown to the model.")
     protected: bool = Field(default=False, description="Never remove this chunk.")
 
@@ -26,7 +26,7 @@ class Turn(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["user", "assistant"]
-    content: str
+    content: StrictStr
 
 
 class RagRequest(BaseModel):
@@ -40,9 +40,9 @@ class RagRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    instruction: str = Field(default="", description="What the model is told to do; protected. Empty: the default.")
+    instruction: StrictStr = Field(default="", description="What the model is told to do; protected. Empty: the default.")
     chunks: tuple[Chunk, ...] = Field(default=(), description="Retrieved passages in the order they are shown.")
-    query: str = Field(description="The user's question; protected, and after every chunk.")
+    query: StrictStr = Field(description="The user's question; protected, and after every chunk.")
     history: tuple[Turn, ...] = Field(default=(), description="Earlier turns, oldest first; protected.")
 
     @field_validator("history", mode="before")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
-import queue
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,22 +19,15 @@ from entroprefill_rag.engine import families
 from entroprefill_rag.engine import generation as gen
 from entroprefill_rag.engine.families import Anatomy
 from entroprefill_rag.engine.install import Installation
+from entroprefill_rag.engine.job import Job
 from entroprefill_rag.engine.layout import PromptStyle, build_layout
-from entroprefill_rag.engine.recording import OFF, Seen, build_record
-from entroprefill_rag.engine.run import ForwardFinished, PrefillRun, RunCancelled
+from entroprefill_rag.engine.recording import OFF
+from entroprefill_rag.engine.run import ForwardFinished, LayerMonitor, PrefillRun
 from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiece
+from entroprefill_rag.engine.workers import Workers, aiterate, iterate
 from entroprefill_rag.errors import BackendClosedError, ConfigError
 from entroprefill_rag.prompt import PromptLayout
-from entroprefill_rag.record import (
-    AuditRecord,
-    GenerationResult,
-    LayerTrial,
-    ModelInfo,
-    PruneResult,
-    Reason,
-    Timings,
-    Usage,
-)
+from entroprefill_rag.record import GenerationResult, ModelInfo, PruneResult, Reason, Usage
 from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.masses import chunk_membership
 from entroprefill_rag.rule.monitor import Monitor
@@ -47,44 +35,6 @@ from entroprefill_rag.rule.monitor import Monitor
 __all__ = ["LocalBackend", "PromptStyle", "TextPiece"]
 
 StreamItem = PruneResult | TextPiece | GenerationResult
-Result = TypeVar("Result")
-
-
-@dataclass
-class _Job:
-    """One call: what was asked, and the run that answers it."""
-
-    request: RagRequest
-    config: PruningConfig
-    layout: PromptLayout
-    generation: dict[str, Any]
-    monitor: Monitor | None
-    refusal: Reason | None
-    run: PrefillRun
-    layout_seconds: float
-    for_other_model: bool = False
-    wait_seconds: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
-    ended: float = 0.0
-
-    def seen(self) -> Seen:
-        return Seen(self.monitor, self.run.layer, self.run.refusal or self.refusal)
-
-    def trials(self) -> tuple[LayerTrial, ...]:
-        return tuple(self.monitor.trials) if self.monitor is not None else ()
-
-    def timings(self) -> Timings:
-        stamps = self.run.stamps
-        prefilled = stamps.prefilled if stamps.prefilled is not None else (stamps.decided or self.ended)
-        decided = stamps.decided if stamps.decided is not None else prefilled
-        return Timings(
-            layout=self.layout_seconds,
-            wait=self.wait_seconds,
-            shallow=max(0.0, decided - stamps.begin - stamps.rule),
-            rule=stamps.rule,
-            deep=max(0.0, prefilled - decided),
-            decode=max(0.0, self.ended - prefilled) if self.ended else 0.0,
-        )
 
 
 class LocalBackend:
@@ -123,9 +73,7 @@ class LocalBackend:
         self.style = style or PromptStyle()
         self._installation = Installation(model)
         self._prefill_turn = threading.Lock()
-        self._workers = workers
-        self._executor: ThreadPoolExecutor | None = None
-        self._executor_made = threading.Lock()
+        self._workers = Workers(workers)
         self._closed = False
         # A backend that is dropped without close() must not leave its hooks on a model that lives on.
         self._finalizer = weakref.finalize(self, self._installation.close)
@@ -248,7 +196,7 @@ class LocalBackend:
             ConfigError: configuration and model do not go together.
         """
         job = self._prepare(request, config, generation)
-        return self._answer(job, job.generation.pop("streamer", None))
+        return self._answer(job)
 
     def prune(self, request: RagRequest, config: PruningConfig | None = None) -> PruneResult:
         """Decide what to drop and stop there: the forward ends at the accepted (or last monitored) layer.
@@ -258,12 +206,30 @@ class LocalBackend:
         """
         job = self._prepare(request, config, {}, stop_when_known=True)
         if job.monitor is not None:
-            with self._turn(job), self._installation.activate(job.run), torch.inference_mode():
-                ids, mask = self._inputs(job)
-                with contextlib.suppress(ForwardFinished):
-                    self.anatomy.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
+            with job.turn(self._prefill_turn):
+                self._forward(job.layout, job.run)
         job.ended = time.perf_counter()
-        return self._outcome(job)
+        return job.outcome(self.model_info)
+
+    def watch(self, layout: PromptLayout, monitor: LayerMonitor) -> PrefillRun:
+        """Run a prompt's forward under a monitor of the caller's own, up to its last monitored layer.
+
+        For measurements: nothing is generated and no record is made.
+
+        Args:
+            layout: from :meth:`layout`.
+            monitor: is asked at each of its ``layers`` and may read any rows there.
+
+        Raises:
+            ConfigError: the model's attention cannot be read.
+        """
+        if self.anatomy.why_not is not None:
+            raise ConfigError(self.anatomy.why_not.message)
+        membership = chunk_membership(layout.chunk_spans, layout.n_tokens, first=layout.sink_tokens)
+        run = PrefillRun(self.anatomy, layout.n_tokens, monitor, membership, stop_when_known=True)
+        with self._prefill_turn:
+            self._forward(layout, run)
+        return run
 
     def stream(
         self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
@@ -273,52 +239,34 @@ class LocalBackend:
         Bad input raises here, before iteration. Leaving the loop early (or closing the iterator) ends the generation
         and frees its cache.
         """
-        return self._stream(self._prepare(request, config, generation))
+        job = self._prepare(request, config, generation)
+        return iterate(partial(self._answer, job), job.cancelled)
 
     async def agenerate(
         self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
     ) -> GenerationResult:
         """:meth:`generate` in a worker thread: the event loop stays free. Cancelling the task ends the generation."""
-        job = await self._in_worker(partial(self._prepare, request, config, generation))
-        streamer = job.generation.pop("streamer", None)
-        return await self._in_worker(partial(self._answer, job, streamer), job)
+        job = await self._workers.call(partial(self._prepare, request, config, generation))
+        return await self._workers.call(partial(self._answer, job), job.cancelled)
 
     async def aprune(self, request: RagRequest, config: PruningConfig | None = None) -> PruneResult:
         """:meth:`prune` in a worker thread."""
-        return await self._in_worker(partial(self.prune, request, config))
+        return await self._workers.call(partial(self.prune, request, config))
 
     async def astream(
         self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
     ) -> AsyncIterator[StreamItem]:
         """:meth:`stream` from a worker thread: the event loop stays free between pieces."""
-        job = await self._in_worker(partial(self._prepare, request, config, generation))
-        loop = asyncio.get_running_loop()
-        items: asyncio.Queue[StreamItem | BaseException] = asyncio.Queue()
-
-        def emit(item: StreamItem | BaseException) -> None:
-            try:
-                loop.call_soon_threadsafe(items.put_nowait, item)
-            except RuntimeError:  # the loop is closed: nobody will read on
-                job.run.cancelled.set()
-
-        try:
-            self._start_worker(job, emit)
-            while True:
-                item = await items.get()
-                if isinstance(item, BaseException):
-                    raise item
+        job = await self._workers.call(partial(self._prepare, request, config, generation))
+        async with contextlib.aclosing(aiterate(partial(self._answer, job), job.cancelled)) as items:
+            async for item in items:
                 yield item
-                if isinstance(item, GenerationResult):
-                    return
-        finally:
-            job.run.cancelled.set()
 
     def close(self) -> None:
         """Take hooks and attention function off the model. A closed backend refuses further calls."""
         self._closed = True
         self._finalizer()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     def __enter__(self) -> LocalBackend:
         return self
@@ -338,7 +286,7 @@ class LocalBackend:
         generation: dict[str, Any],
         *,
         stop_when_known: bool = False,
-    ) -> _Job:
+    ) -> Job:
         if self._closed:
             raise BackendClosedError("this backend was closed; make a new one from the same model and tokenizer")
         started = time.perf_counter()
@@ -357,7 +305,7 @@ class LocalBackend:
         if monitor is not None:
             membership = chunk_membership(layout.chunk_spans, layout.n_tokens, first=layout.sink_tokens)
         run = PrefillRun(self.anatomy, layout.n_tokens, monitor, membership, stop_when_known=stop_when_known)
-        return _Job(
+        return Job(
             request=request,
             config=config,
             layout=layout,
@@ -398,59 +346,41 @@ class LocalBackend:
             )
         return config.layers
 
-    def _inputs(self, job: _Job) -> tuple[Tensor, Tensor]:
+    def _inputs(self, layout: PromptLayout) -> tuple[Tensor, Tensor]:
         device, _ = families.device_and_dtype(self.model)
-        ids = torch.tensor([job.layout.input_ids], dtype=torch.long, device=device)
+        ids = torch.tensor([layout.input_ids], dtype=torch.long, device=device)
         return ids, torch.ones_like(ids)
 
-    @contextlib.contextmanager
-    def _turn(self, job: _Job) -> Iterator[None]:
-        """One prefill at a time: it bounds peak memory. Given back when the prompt has passed the last layer."""
-        started = time.perf_counter()
-        while not self._prefill_turn.acquire(timeout=0.05):
-            job.run.check_cancelled()
-        held = True
-        job.wait_seconds = time.perf_counter() - started
+    def _forward(self, layout: PromptLayout, run: PrefillRun) -> None:
+        """The decoder alone, without a cache, until the run leaves it."""
+        ids, mask = self._inputs(layout)
+        with self._installation.activate(run), torch.inference_mode(), contextlib.suppress(ForwardFinished):
+            self.anatomy.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
 
-        def give_back() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._prefill_turn.release()
-
-        job.run.on_prefilled = give_back
-        try:
-            yield
-        finally:
-            give_back()
-
-    def _answer(
-        self, job: _Job, streamer: Any = None, emit: Callable[[StreamItem], None] | None = None
-    ) -> GenerationResult:
+    def _answer(self, job: Job, emit: Callable[[StreamItem], None] | None = None) -> GenerationResult:
         """Run one job to its end in this thread."""
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        emitter = TextEmitter(
-            decode,
-            emit=None if emit is None else lambda text: emit(TextPiece(text)),
-            on_first=None if emit is None else lambda: emit(self._outcome(job)),
-            also=streamer,
-        )
         arguments = dict(job.generation)
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if emit is not None:
+            arguments["streamer"] = TextEmitter(
+                decode,
+                emit=lambda text: emit(TextPiece(text)),
+                on_first=lambda: emit(job.outcome(self.model_info)),
+                also=arguments.get("streamer"),
+            )
         criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
         criteria.append(StopWhenSet(job.run.cancelled))
         if arguments.get("stop_strings") is not None:
             arguments.setdefault("tokenizer", self.tokenizer)
-        with self._turn(job), self._installation.activate(job.run):
-            ids, mask = self._inputs(job)
-            output = self.model.generate(
-                ids, attention_mask=mask, stopping_criteria=criteria, streamer=emitter, **arguments
-            )
+        with job.turn(self._prefill_turn), self._installation.activate(job.run):
+            ids, mask = self._inputs(job.layout)
+            output = self.model.generate(ids, attention_mask=mask, stopping_criteria=criteria, **arguments)
         job.ended = time.perf_counter()
         sequences = output if isinstance(output, Tensor) else output.sequences
         generated: list[int] = sequences[0, job.layout.n_tokens :].tolist()
         answer = decode(generated)
-        trials = job.monitor.finish() if job.monitor is not None and job.config.dual_bound == "lazy" else job.trials()
-        record = self._record(job, trials, answer)
+        trials = job.monitor.finish() if job.monitor is not None and job.config.dual_bound == "lazy" else None
+        record = job.record(self.model_info, trials=trials, answer=answer)
         effective = gen.effective(self.model, job.generation)
         most = gen.new_tokens(effective, job.generation, job.layout.n_tokens)
         return GenerationResult(
@@ -467,75 +397,3 @@ class LocalBackend:
             timings=job.timings(),
             audit=record,
         )
-
-    def _record(self, job: _Job, trials: tuple[LayerTrial, ...], answer: str | None = None) -> AuditRecord:
-        return build_record(
-            job.request,
-            job.layout,
-            job.config,
-            self.model_info,
-            job.seen(),
-            trials=trials,
-            for_other_model=job.for_other_model,
-            answer=answer,
-        )
-
-    def _outcome(self, job: _Job) -> PruneResult:
-        record = self._record(job, job.trials())
-        return PruneResult(
-            retained_ids=record.retained_ids,
-            dropped_ids=record.dropped_ids,
-            protected_ids=record.protected_ids,
-            timings=job.timings(),
-            audit=record,
-        )
-
-    # -- threads --------------------------------------------------------------------------------------------------
-
-    def _stream(self, job: _Job) -> Iterator[StreamItem]:
-        items: queue.SimpleQueue[StreamItem | BaseException] = queue.SimpleQueue()
-        worker = None
-        try:
-            worker = self._start_worker(job, items.put)
-            while True:
-                item = items.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-                if isinstance(item, GenerationResult):
-                    return
-        finally:
-            job.run.cancelled.set()
-            if worker is not None:
-                worker.join()
-
-    def _start_worker(self, job: _Job, emit: Callable[[StreamItem | BaseException], None]) -> threading.Thread:
-        # `generate` pushes its tokens, so a stream needs a thread. The caller's context (tracing, callbacks) goes along.
-        context = contextvars.copy_context()
-
-        def work() -> None:
-            streamer = job.generation.pop("streamer", None)
-            try:
-                emit(context.run(self._answer, job, streamer, emit))
-            except RunCancelled:
-                return
-            except BaseException as error:  # handed to the consumer, whatever it is
-                emit(error)
-
-        thread = threading.Thread(target=work, name="entroprefill-stream", daemon=True)
-        thread.start()
-        return thread
-
-    async def _in_worker(self, call: Callable[[], Result], job: _Job | None = None) -> Result:
-        with self._executor_made:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self._workers, thread_name_prefix="entroprefill")
-        context = contextvars.copy_context()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, call)
-        except asyncio.CancelledError:
-            if job is not None:
-                job.run.cancelled.set()
-            raise
-        except RunCancelled as error:
-            raise asyncio.CancelledError from error

@@ -145,7 +145,8 @@ def _why_not(
 def fingerprint(model: nn.Module, tokenizer: Any) -> str:
     """Hash of configuration and tokenizer: same architecture and same tokens. Says nothing of the weights."""
     volatile = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "use_cache"}
-    config = {key: value for key, value in _decoder(model).config.to_dict().items() if key not in volatile}
+    settings: Any = _decoder(model).config
+    config = {key: value for key, value in settings.to_dict().items() if key not in volatile}
     vocabulary = tokenizer.get_vocab()
     ordered = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())

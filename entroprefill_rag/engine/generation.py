@@ -56,7 +56,7 @@ def why_full(config: GenerationConfig, generation: Mapping[str, Any]) -> Reason 
     if mode not in ("greedy_search", "sample"):
         return Reason(
             code="generation_mode",
-            message=f"Decoding by {mode} reorders or rolls back the cache; pruning goes with greedy search and sampling.",
+            message=f"Decoding by {mode} reorders or rolls back the cache; pruning needs greedy search or sampling.",
         )
     if config.use_cache is False:
         return Reason(code="no_cache", message="use_cache=False reads the whole prompt again for every token.")

@@ -1,4 +1,4 @@
-"""Hooks and attention function on one model, from construction to ``close()``; they do nothing without an active run."""
+"""Hooks and attention function on one model, from construction to ``close()``; idle without an active run."""
 
 from __future__ import annotations
 

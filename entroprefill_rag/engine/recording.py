@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
 from entroprefill_rag import __version__
 from entroprefill_rag.claims import describe
-from entroprefill_rag.config import PruningConfig
-from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.record import (
     AuditRecord,
     ChunkInfo,
@@ -24,19 +22,11 @@ from entroprefill_rag.record import (
     PromptInfo,
     Reason,
 )
-from entroprefill_rag.request import RagRequest
-from entroprefill_rag.rule.monitor import Monitor
+
+if TYPE_CHECKING:
+    from entroprefill_rag.engine.job import Job
 
 OFF = Reason(code="off", message="Pruning was switched off; the prompt was prefilled in full.")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What one run ended with, before it is written down."""
-
-    monitor: Monitor | None
-    accepted_layer: int | None
-    refusal: Reason | None
 
 
 def versions() -> dict[str, str]:
@@ -51,33 +41,19 @@ def versions() -> dict[str, str]:
     return found
 
 
-def build_record(
-    request: RagRequest,
-    layout: PromptLayout,
-    config: PruningConfig,
-    model: ModelInfo,
-    seen: Seen,
-    *,
-    trials: tuple[LayerTrial, ...],
-    for_other_model: bool = False,
-    answer: str | None = None,
-) -> AuditRecord:
-    """The record of one run.
+def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], answer: str | None) -> AuditRecord:
+    """The record of one call.
 
     Args:
-        request: as the caller gave it; its text goes in only with ``config.include_text``.
-        layout: the prompt that ran.
-        config: as the caller gave it.
+        job: what was asked and what its run saw. Text goes in only with ``include_text``.
         model: the model that ran.
-        seen: what the run ended with.
         trials: the monitored layers' trials, with the dual bound where it has been computed.
-        for_other_model: the retained chunks go to another model.
-        answer: the generated text, recorded only with ``config.include_text``.
+        answer: the generated text, if there is one.
     """
-    monitor = seen.monitor
-    accepted = next((trial for trial in trials if trial.layer == seen.accepted_layer), None)
+    layout, config, monitor = job.layout, job.config, job.monitor
+    accepted = next((trial for trial in trials if trial.layer == job.run.layer), None)
     removed = frozenset(accepted.removed) if accepted is not None else frozenset()
-    texts = {chunk.id: chunk for chunk in request.chunks} if config.include_text else {}
+    texts = {chunk.id: chunk for chunk in job.request.chunks} if config.include_text else {}
     chunks = tuple(
         ChunkInfo(
             id=chunk_id,
@@ -92,7 +68,7 @@ def build_record(
             zip(layout.chunk_ids, layout.chunk_spans, layout.protected_reasons, strict=True)
         )
     )
-    outcome, reason = _outcome(config, seen, accepted)
+    outcome, reason = _outcome(job, accepted)
     setup = monitor.setup() if monitor is not None else None
     claims = Claims()
     if accepted is not None and setup is not None and monitor is not None:
@@ -101,7 +77,7 @@ def build_record(
             setup,
             chunks,
             rows=len(monitor.proposal_rows),
-            for_other_model=for_other_model,
+            for_other_model=job.for_other_model,
             seeded=config.audit.seed is not None,
         )
     return AuditRecord(
@@ -116,7 +92,7 @@ def build_record(
             suffix=layout.suffix_span,
             not_admitted=layout.not_admitted,
             notes=layout.notes,
-            query=request.query if config.include_text else None,
+            query=job.request.query if config.include_text else None,
         ),
         config=config.model_dump(mode="json"),
         layers=monitor.layers if monitor is not None else (),
@@ -132,13 +108,14 @@ def build_record(
     )
 
 
-def _outcome(config: PruningConfig, seen: Seen, accepted: LayerTrial | None) -> tuple[Outcome, Reason]:
+def _outcome(job: Job, accepted: LayerTrial | None) -> tuple[Outcome, Reason]:
     if accepted is not None:
         return "pruned", accepted.verdict
-    if not config.enabled:
+    if not job.config.enabled:
         return "off", OFF
-    if seen.refusal is not None:
-        return "bypassed", seen.refusal
-    if seen.monitor is not None:
-        return "bypassed", seen.monitor.reason()
+    refusal = job.run.refusal or job.refusal
+    if refusal is not None:
+        return "bypassed", refusal
+    if job.monitor is not None:
+        return "bypassed", job.monitor.reason()
     return "bypassed", Reason(code="not_run", message="The run ended before a monitored layer was reached.")

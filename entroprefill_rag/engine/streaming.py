@@ -25,7 +25,7 @@ class TextPiece:
         return self.text
 
 
-class TextEmitter(BaseStreamer):  # type: ignore[misc]
+class TextEmitter(BaseStreamer):
     """Decodes token by token and hands on text that will not change any more.
 
     Only the last few tokens are decoded again at each step (a character may span several tokens, and a token's text may
@@ -33,7 +33,7 @@ class TextEmitter(BaseStreamer):  # type: ignore[misc]
 
     Args:
         decode: token ids -> text.
-        emit: receives each piece; None collects the answer without handing it on.
+        emit: receives each piece.
         on_first: called once, before the first piece.
         also: another streamer, the caller's own, that gets every token too.
     """
@@ -41,13 +41,13 @@ class TextEmitter(BaseStreamer):  # type: ignore[misc]
     def __init__(
         self,
         decode: Callable[[list[int]], str],
-        emit: Callable[[str], None] | None = None,
-        on_first: Callable[[], None] | None = None,
+        emit: Callable[[str], None],
+        on_first: Callable[[], None],
         also: Any = None,
     ) -> None:
         self._decode = decode
         self._emit = emit
-        self._on_first = on_first
+        self._on_first: Callable[[], None] | None = on_first
         self._also = also
         self._prompt_seen = False
         self._tokens: list[int] = []
@@ -63,8 +63,6 @@ class TextEmitter(BaseStreamer):  # type: ignore[misc]
             return
         self._first()
         self._tokens.extend(value.reshape(-1).tolist())
-        if self._emit is None:
-            return
         before = self._decode(self._tokens[self._start : self._read])
         now = self._decode(self._tokens[self._start :])
         if len(now) > len(before) and not now.endswith(_BROKEN):
@@ -74,7 +72,7 @@ class TextEmitter(BaseStreamer):  # type: ignore[misc]
     def end(self) -> None:
         """Hands on what was held back."""
         self._first()
-        if self._emit is not None and self._tokens:
+        if self._tokens:
             before = self._decode(self._tokens[self._start : self._read])
             now = self._decode(self._tokens[self._start :])
             if len(now) > len(before):
@@ -89,7 +87,7 @@ class TextEmitter(BaseStreamer):  # type: ignore[misc]
             callback()
 
 
-class StopWhenSet(StoppingCriteria):  # type: ignore[misc]
+class StopWhenSet(StoppingCriteria):
     """Ends a generation at the next token once an event is set (an abandoned stream, a cancelled task)."""
 
     def __init__(self, event: threading.Event) -> None:

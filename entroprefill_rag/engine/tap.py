@@ -116,9 +116,10 @@ def read_rows(
     The softmax runs in float32 over the keys that the layer's own mask allows: the mask's rows where there is one, else
     causality and the window. A learned sink logit counts in the denominator.
 
-    Peak extra memory, in bytes, with ``r = H_Q / G`` heads per group, ``b <= BLOCK_ROWS`` rows per block (``r * b * n <=
-    BLOCK_ELEMENTS`` where more than one) and head size ``d``: ``12 * r * b * n + 4 * n * d + 4 * H_Q * R * k``, plus
-    ``4 * H_Q * n`` for the tokens where asked, plus ``4 * n * k`` for the membership. Nothing grows with ``n * n``.
+    Peak extra memory, in bytes, with ``r = H_Q / G`` heads per group, ``b <= BLOCK_ROWS`` rows per block (where more
+    than one, ``r * b * n <= BLOCK_ELEMENTS``) and head size ``d``: ``12 * r * b * n + 4 * n * d + 4 * H_Q * R * k``,
+    plus ``4 * H_Q * n`` for the tokens where asked, plus ``4 * n * k`` for the membership. Nothing grows with
+    ``n * n``.
 
     Args:
         query: ``[1, H_Q, n, d]``, as the kernel gets it.

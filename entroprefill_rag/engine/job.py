@@ -1,0 +1,103 @@
+"""One call of a backend: what was asked, the run that answers it, and its times."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.engine.recording import build_record
+from entroprefill_rag.engine.run import PrefillRun
+from entroprefill_rag.prompt import PromptLayout
+from entroprefill_rag.record import AuditRecord, LayerTrial, ModelInfo, PruneResult, Reason, Timings
+from entroprefill_rag.request import RagRequest
+from entroprefill_rag.rule.monitor import Monitor
+
+
+@dataclass
+class Job:
+    """One request on its way.
+
+    Attributes:
+        generation: arguments for the model's ``generate``.
+        monitor: None where nothing will be pruned; `refusal` says why.
+        layout_seconds: time spent before the model is entered.
+        for_other_model: the retained chunks go to another model.
+    """
+
+    request: RagRequest
+    config: PruningConfig
+    layout: PromptLayout
+    generation: dict[str, Any]
+    monitor: Monitor | None
+    refusal: Reason | None
+    run: PrefillRun
+    layout_seconds: float
+    for_other_model: bool = False
+    wait_seconds: float = 0.0
+    ended: float | None = None
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set when nobody wants the answer any more."""
+        return self.run.cancelled
+
+    @contextmanager
+    def turn(self, lock: threading.Lock) -> Iterator[None]:
+        """One prefill at a time, which bounds peak memory; given back once the prompt has passed the last layer."""
+        started = time.perf_counter()
+        while not lock.acquire(timeout=0.05):
+            self.run.check_cancelled()
+        self.wait_seconds = time.perf_counter() - started
+        held = True
+
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held = False
+                lock.release()
+
+        self.run.on_prefilled = give_back
+        try:
+            yield
+        finally:
+            give_back()
+
+    def timings(self) -> Timings:
+        """Seconds of the parts, as far as the run has come."""
+        stamps = self.run.stamps
+        now = self.ended if self.ended is not None else time.perf_counter()
+        prefilled = stamps.prefilled or stamps.decided or now
+        decided = stamps.decided or prefilled
+        begin = stamps.begin or decided
+        return Timings(
+            layout=self.layout_seconds,
+            wait=self.wait_seconds,
+            shallow=max(0.0, decided - begin - stamps.rule),
+            rule=stamps.rule,
+            deep=max(0.0, prefilled - decided),
+            decode=max(0.0, self.ended - prefilled) if self.ended is not None else 0.0,
+        )
+
+    def record(
+        self, model: ModelInfo, *, trials: tuple[LayerTrial, ...] | None = None, answer: str | None = None
+    ) -> AuditRecord:
+        """The record as far as the run has come; ``trials`` replaces the monitor's own (with a dual bound)."""
+        if trials is None:
+            trials = tuple(self.monitor.trials) if self.monitor is not None else ()
+        return build_record(self, model, trials=trials, answer=answer)
+
+    def outcome(self, model: ModelInfo) -> PruneResult:
+        """What is known before the first token."""
+        record = self.record(model)
+        return PruneResult(
+            retained_ids=record.retained_ids,
+            dropped_ids=record.dropped_ids,
+            protected_ids=record.protected_ids,
+            timings=self.timings(),
+            audit=record,
+        )
