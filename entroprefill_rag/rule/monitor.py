@@ -1,0 +1,266 @@
+"""Layer by layer: propose, reach the saving, agree with earlier layers, pass the audit (section 6).
+
+The order of events is part of the guarantee. Everything of the audit is fixed when the monitor is made. At a layer the
+proposal rows are read first; what the audit's rows show is read only once the removed set is fixed, and decides nothing
+but whether this layer is used.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.errors import ConfigError
+from entroprefill_rag.prompt import PromptLayout
+from entroprefill_rag.record import AuditResult, AuditSetup, LayerTrial, Reason
+from entroprefill_rag.rule.audit import Audit, plan_audit, significant
+from entroprefill_rag.rule.dual import dual_bound
+from entroprefill_rag.rule.masses import RowMasses, discarded
+from entroprefill_rag.rule.proposal import PROPOSED, Proposal, Proposer
+
+RowReader = Callable[[Tensor, bool], RowMasses]
+"""Reads one layer: (row positions ``[R]``, whether the mean row per token is wanted too) -> masses."""
+
+VERDICTS = {
+    # of a layer
+    "accepted": "The proposal passed every audit; deeper layers run without the removed chunks.",
+    "not_finite": "The attention rows hold values that are no numbers.",
+    "no_document_mass": "The layer looks at the documents too little for its choice to mean anything.",
+    "no_eligible_heads": "No head places enough attention on the region where heads are judged.",
+    "caps_leave_nothing": "No removable chunk fits under the row caps and the largest saving.",
+    "below_min_saving": "What the caps let go is less than the least saving.",
+    "streak": "Not enough consecutive layers have agreed on the set yet.",
+    "audit_failed": "An audit did not show a small enough mean discarded mass for every head.",
+    # of a request, before any attention is read
+    "no_monitored_layer": "No layer is monitored.",
+    "no_chunks": "The prompt holds no chunk.",
+    "nothing_removable": "Every chunk is protected.",
+    "too_few_chunks": "At least `m0` chunks must stay, and there are no more than that.",
+    "saving_out_of_reach": "Even without caps the removable chunks do not amount to the least saving.",
+    "audit_support": "An observer distribution holds a single row: a look at one token is no audit.",
+    # of a request, when all is over
+    "no_layer_accepted": "Every monitored layer was rejected; the trials say why.",
+    "not_observed": "The run ended before a monitored layer was reached.",
+}
+"""Codes of reasons, with what each says; codes are stable."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a layer decided.
+
+    Attributes:
+        accepted: whether deeper layers run on the retained tokens only.
+        removed: positions of the removed chunks; empty unless accepted.
+        kept_tokens: LongTensor, ascending positions of the retained tokens; all of them unless accepted.
+    """
+
+    accepted: bool
+    removed: tuple[int, ...]
+    kept_tokens: Tensor
+
+
+def jaccard_distance(one: Iterable[int], other: Iterable[int]) -> float:
+    """``1 - |D n D'| / |D u D'|``; 0 for two empty sets."""
+    a, b = set(one), set(other)
+    return 1.0 - len(a & b) / len(a | b) if a | b else 0.0
+
+
+class Monitor:
+    """Decides for one request at which layer, if any, which chunks go.
+
+    Args:
+        config: what may be removed and under which limits.
+        layout: the prompt.
+        layers: layers that may be audited [M], ascending; their number is part of the guarantee.
+        query_heads: ``H_Q``.
+        kv_heads: ``G``.
+        seed: of the audit's draws; None takes the configuration's, else fresh randomness of the operating system.
+
+    Attributes:
+        layers: the monitored layers; empty where the request cannot be pruned (see `bypass`).
+        proposal_rows: LongTensor, positions of the proposal rows.
+        seed: of the audit's draws.
+        bypass: why nothing is monitored, known before any attention is read; None where something is.
+        trials: what happened at the layers observed so far.
+
+    Raises:
+        ConfigError: the audit can never pass (names the smallest ``m_a``), heads do not divide into groups, or layers
+            do not ascend.
+    """
+
+    def __init__(
+        self,
+        config: PruningConfig,
+        layout: PromptLayout,
+        layers: tuple[int, ...],
+        query_heads: int,
+        kv_heads: int,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:
+            raise ConfigError(f"{query_heads} query heads do not divide into {kv_heads} groups of equal size")
+        if list(layers) != sorted(set(layers)):
+            raise ConfigError(f"monitored layers must ascend without repeats, got {layers}")
+        self._config, self._layout, self._heads = config, layout, query_heads
+        given = config.audit.seed if seed is None else seed
+        # 53 bits: every reader of JSON keeps the number exact.
+        self.seed = secrets.randbits(53) if given is None else given
+        self._proposer = Proposer(config, layout, kv_heads)
+        self.proposal_rows = self._proposer.rows
+        self.trials: list[LayerTrial] = []
+        self._last: Proposal | None = None
+        self._streak, self._agreed = 0, tuple[int, ...]()
+        self._audit: Audit | None = None
+        self.bypass = self._proposer.why_not()
+        if not layers:
+            self.bypass = Reason(code="no_monitored_layer", message="No layer is monitored.")
+        if self.bypass is None:
+            self.bypass = self._plan(len(layers))
+        self.layers = layers if self.bypass is None else ()
+
+    def _plan(self, layers: int) -> Reason | None:
+        """Fix the audit; says why where this prompt cannot be audited."""
+        spans = self._layout.chunk_spans
+        self._audit = plan_audit(
+            self._config.audit,
+            document_block=(spans[0][0], spans[-1][1]),
+            suffix=self._layout.suffix_span,
+            layers=layers,
+            heads=self._heads,
+            seed=self.seed,
+            prompt_hash=self._layout.hash,
+        )
+        narrow = [plan.kind for plan in self._audit.plans if plan.support < 2]
+        if not narrow:
+            return None
+        message = f"The distribution {narrow[0]!r} holds one row of this prompt: a look at one token is no audit."
+        return Reason(code="audit_support", message=message)
+
+    def observe(self, layer: int, read: RowReader) -> Decision:
+        """Decide at one layer.
+
+        Args:
+            layer: its index; layers are observed in ascending order, each once, none after one was accepted.
+            read: reads rows of this layer. It is called with the proposal rows; again, with the audit's rows, only
+                where a proposal has reached its saving and its streak.
+
+        Raises:
+            ConfigError: the layer is not monitored, or its turn is over: the audit's union bound counts neither.
+        """
+        done = self.trials[-1] if self.trials else None
+        if layer not in self.layers or (done is not None and (done.layer >= layer or done.verdict.code == "accepted")):
+            raise ConfigError(
+                f"layer {layer} may not be observed: monitored are {self.layers}, in order and each once, until one is "
+                f"accepted; observed so far: {tuple(trial.layer for trial in self.trials)}"
+            )
+        self._last = self._proposer.propose(layer, read(self.proposal_rows, True))
+        trial = self._last.trial
+        if trial.verdict.code == PROPOSED:
+            trial = self._scheduled(trial)
+        if trial.verdict.code == PROPOSED:
+            trial = self._audited(trial, read)
+        if trial.verdict.code not in ("accepted", "streak"):
+            self._streak, self._agreed = 0, ()
+        self.trials.append(trial)
+        kept = torch.ones(self._layout.n_tokens, dtype=torch.bool)
+        if trial.verdict.code != "accepted":
+            return Decision(False, (), kept.nonzero().flatten())
+        kept[torch.from_numpy(self._removed_tokens(trial))] = False
+        return Decision(True, trial.removed, kept.nonzero().flatten())
+
+    def _scheduled(self, trial: LayerTrial) -> LayerTrial:
+        """Count consecutive layers that agree on the set."""
+        distance = jaccard_distance(self._agreed, trial.removed) if self._streak else None
+        agrees = distance is not None and distance <= self._config.theta
+        self._streak, self._agreed = (self._streak + 1 if agrees else 1), trial.removed
+        update: dict[str, object] = {"streak": self._streak, "distance": distance}
+        if self._streak < self._config.streak:
+            message = f"{self._streak} of {self._config.streak} consecutive layers agree on the set."
+            update["verdict"] = Reason(code="streak", message=message)
+        return trial.model_copy(update=update)
+
+    def _audited(self, trial: LayerTrial, read: RowReader) -> LayerTrial:
+        """Read what the audit looks at, now that the set is fixed, and judge."""
+        audit, last = self._audit, self._last
+        if audit is None or last is None:
+            raise ConfigError("there is no audit to pass: this request is bypassed")
+        looked, rows = audit.looked, self.proposal_rows.numpy()
+        gone = np.isin(looked, self._removed_tokens(trial))
+        known = np.isin(looked, rows)
+        lost, allowed = np.zeros((self._heads, len(looked))), np.ones(len(looked))
+        place = looked[known] - rows[0]
+        lost[:, known] = last.masses[..., list(trial.removed)].sum(axis=-1)[:, place]
+        allowed[known], allowed[gone] = self._proposer.caps[place], 0.0
+        # A removed row loses nothing, and the proposal rows have been read at this very layer.
+        unread = ~(gone | known)
+        if unread.any():
+            lost[:, unread] = discarded(read(torch.from_numpy(looked[unread]), False).chunks, trial.removed).numpy()
+        if not np.isfinite(lost).all():
+            message = f"Layer {trial.layer}: the audit's attention rows hold NaN or infinity."
+            return trial.model_copy(update={"verdict": Reason(code="not_finite", message=message)})
+        # Float32 probabilities may sum to a little above 1; losses are masses.
+        lost = np.minimum(lost, 1.0)
+        audits = tuple(
+            audit.judge(plan, lost, tokens_removed=trial.tokens_saved, allowed=allowed) for plan in audit.plans
+        )
+        return trial.model_copy(update={"audits": audits, "verdict": _verdict(trial, audits)})
+
+    def _removed_tokens(self, trial: LayerTrial) -> NDArray[np.int64]:
+        spans = self._layout.chunk_spans
+        return np.concatenate([np.arange(*spans[i], dtype=np.int64) for i in trial.removed])
+
+    def setup(self) -> AuditSetup | None:
+        """What was fixed before any attention was seen; None where the request is bypassed without an audit."""
+        return None if self._audit is None else self._audit.setup()
+
+    def reason(self) -> Reason:
+        """Why the request was pruned, or was not."""
+        if self.bypass is not None:
+            return self.bypass
+        if not self.trials:
+            return Reason(code="not_observed", message=VERDICTS["not_observed"])
+        if self.trials[-1].verdict.code == "accepted":
+            return self.trials[-1].verdict
+        layers: dict[str, list[str]] = defaultdict(list)
+        for trial in self.trials:
+            layers[trial.verdict.code].append(str(trial.layer))
+        why = "; ".join(f"{code} at {', '.join(where)}" for code, where in layers.items())
+        message = f"None of the {len(self.trials)} layers observed was accepted: {why}."
+        return Reason(code="no_layer_accepted", message=message)
+
+    def finish(self) -> tuple[LayerTrial, ...]:
+        """All trials, the last of them (the accepted one, if any is) with its row maxima and its dual bound.
+
+        The bound costs a linear programme: call this after the first token. ``dual_bound="never"`` leaves it out.
+        """
+        if self.trials and self._last is not None and not self.trials[-1].row_max:
+            trial, problem = self.trials[-1], self._last.problem
+            update: dict[str, object] = {"row_max": tuple(significant(row) for row in self._last.masses.max(axis=1))}
+            if problem is not None and self._config.dual_bound == "lazy":
+                update["dual"] = dual_bound(problem, trial.tokens_saved, seconds=self._config.solver_seconds)
+            self.trials[-1] = trial.model_copy(update=update)
+        return tuple(self.trials)
+
+
+def _verdict(trial: LayerTrial, audits: tuple[AuditResult, ...]) -> Reason:
+    if all(audit.accepted for audit in audits):
+        message = (
+            f"Layer {trial.layer} removes {len(trial.removed)} chunks, {trial.saved_share:.1%} of the chunk tokens."
+        )
+        return Reason(code="accepted", message=message)
+    failed = next(audit for audit in audits if not audit.accepted)
+    message = (
+        f"Audit {failed.observer!r}: {failed.passed.count(False)} of {len(failed.passed)} heads do not show a mean "
+        f"discarded mass of at most {failed.limit:g}; the largest upper bound is {max(failed.upper):.4f}."
+    )
+    return Reason(code="audit_failed", message=message)

@@ -1,0 +1,208 @@
+"""What one layer proposes (sections 3 to 5): rows of attention -> head weights -> scores -> a removed set, or why none.
+
+Nothing here knows the audit's draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.prompt import PromptLayout
+from entroprefill_rag.record import LayerTrial, Reason
+from entroprefill_rag.rule.audit import significant
+from entroprefill_rag.rule.masses import RowMasses, chunk_positions, document_mass
+from entroprefill_rag.rule.pooling import pool_heads, pooled_chunks, pooled_tokens
+from entroprefill_rag.rule.removal import (
+    Removal,
+    RemovalProblem,
+    effective_caps,
+    exact_removal,
+    greedy_removal,
+    row_caps,
+)
+from entroprefill_rag.rule.scoring import chunk_scores, concentrations, relative_masses
+
+Floats = NDArray[np.float64]
+
+PROPOSED = "proposed"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a layer proposes.
+
+    Attributes:
+        trial: its verdict's code is ``PROPOSED`` where there is a set to go on with.
+        masses: ``[H_Q, W_p, k]`` of the proposal rows.
+        problem: what was solved; None where the layer was rejected before.
+    """
+
+    trial: LayerTrial
+    masses: Floats
+    problem: RemovalProblem | None = None
+
+
+def proposal_rows(suffix: tuple[int, int], most: int) -> Tensor:
+    """Positions of the proposal rows: the last of the suffix, at most ``most`` and at most half of it, at least one."""
+    start, end = suffix
+    return torch.arange(end - max(1, min(most, (end - start) // 2)), end)
+
+
+class Proposer:
+    """The numbers of one request that every layer's proposal shares.
+
+    Args:
+        config: what may be removed and under which limits.
+        layout: the prompt.
+        groups: GQA groups ``G``.
+
+    Attributes:
+        rows: LongTensor, positions of the proposal rows.
+        caps: ``[W_p]`` absolute caps of these rows.
+        tokens: ``[k]`` chunk lengths.
+        removable: ``[k]``.
+    """
+
+    def __init__(self, config: PruningConfig, layout: PromptLayout, groups: int) -> None:
+        self._config, self._groups = config, groups
+        self.rows = proposal_rows(layout.suffix_span, config.proposal_rows)
+        self.caps = row_caps(config.eps_row, len(self.rows))
+        self.tokens = np.array(layout.chunk_tokens, dtype=np.int64)
+        self.removable = np.array(layout.removable, dtype=np.bool_)
+        total = int(self.tokens.sum())
+        # The 1e-9 takes back what a product of floats adds: 0.1 * 30 tokens are 3 tokens, not 4.
+        self._least = ceil(config.min_saving * total - 1e-9)
+        self._most = floor(config.max_saving * total + 1e-9)
+        self._target = min(ceil(config.target_saving * total - 1e-9), self._most)
+        self._chunk_positions, self._owner = chunk_positions(layout.chunk_spans, first=layout.sink_tokens)
+        outside_sinks = np.arange(layout.sink_tokens, layout.n_tokens, dtype=np.int64)
+        self._region = self._chunk_positions if config.entropy_over == "documents" else outside_sinks
+
+    def why_not(self) -> Reason | None:
+        """Why this prompt can have no removed set, whatever its attention; None where it may."""
+        k, m0 = len(self.tokens), self._config.m0
+        if not k:
+            return Reason(code="no_chunks", message="The prompt holds no chunk: there is nothing to remove.")
+        if not self.removable.any():
+            return Reason(code="nothing_removable", message=f"All {k} chunks are protected.")
+        if k <= m0:
+            return Reason(code="too_few_chunks", message=f"At least m0 = {m0} chunks must stay, and there are {k}.")
+        may_go = np.sort(self.tokens[self.removable])[::-1]
+        reach = min(int(may_go[: k - m0].sum()), self._most)
+        if reach < self._least or may_go[-1] > self._most:
+            return Reason(
+                code="saving_out_of_reach",
+                message=f"Chunks that may go save at most {reach} tokens in steps of at least {may_go[-1]}, within "
+                f"{self._least} (min_saving) and {self._most} (max_saving) of {self.tokens.sum()}.",
+            )
+        return None
+
+    def propose(self, layer: int, rows: RowMasses) -> Proposal:
+        """What a layer proposes.
+
+        Args:
+            layer: its index.
+            rows: masses of the proposal rows, with the mean row per token.
+        """
+        if rows.tokens is None:
+            raise ValueError("the proposal needs the mean row per token; read the proposal rows with tokens=True")
+        config, groups = self._config, self._groups
+        masses, mean_rows = rows.chunks.double().numpy(), rows.tokens.numpy()
+        heads = len(masses)
+        if not (np.isfinite(masses).all() and np.isfinite(mean_rows).all()):
+            verdict = Reason(code="not_finite", message=f"Layer {layer}: attention rows hold NaN or infinity.")
+            even = (groups / heads,) * heads
+            trial = LayerTrial(
+                layer=layer, doc_mass=0.0, eligible_heads=0, fallback_groups=groups, head_weights=even, verdict=verdict
+            )
+            return Proposal(trial, np.zeros_like(masses))
+        pooling = pool_heads(
+            mean_rows,
+            self._region,
+            groups=groups,
+            mu_min=config.mu_min,
+            tau=config.tau,
+            zeta=config.zeta,
+            kind=config.head_weights,
+        )
+        mass = document_mass(rows.chunks)
+        seen: dict[str, Any] = {
+            "layer": layer,
+            "doc_mass": significant([mass])[0],
+            "eligible_heads": int(pooling.eligible.sum()),
+            "fallback_groups": pooling.fallback_groups,
+            "head_weights": significant(pooling.weights),
+        }
+        if mass < config.mass_min:
+            message = f"Mean mass on the documents is {mass:.4f}, below mass_min = {config.mass_min:g}."
+            return Proposal(LayerTrial(**seen, verdict=Reason(code="no_document_mass", message=message)), masses)
+        if pooling.all_fall_back:
+            message = (
+                f"No head places mu_min = {config.mu_min:g} of its attention on the region {config.entropy_over!r}; "
+                f"the most is {pooling.region_mass.max():.4f}."
+            )
+            return Proposal(LayerTrial(**seen, verdict=Reason(code="no_eligible_heads", message=message)), masses)
+        pooled = pooled_chunks(masses, pooling.weights, groups)
+        per_token = pooled_tokens(mean_rows[:, self._chunk_positions], pooling.weights, groups)
+        scores = chunk_scores(
+            relative_masses(pooled, self.tokens, config.alpha),
+            concentrations(per_token, self._owner, len(self.tokens)),
+            config.lam,
+        )
+        problem = RemovalProblem(
+            masses=masses,
+            caps=effective_caps(self.caps, masses, pooling.eligible, config.rho),
+            tokens=self.tokens,
+            removable=self.removable,
+            m0=config.m0,
+            target_tokens=self._target,
+            max_tokens=self._most,
+        )
+        if config.solver == "exact":
+            removal = exact_removal(problem, scores, pooled, seconds=config.solver_seconds)
+        else:
+            removal = greedy_removal(problem, scores)
+        seen |= {"pooled_mass": significant(pooled), "scores": significant(scores)}
+        return Proposal(self._judged(seen, problem, removal, pooled, pooling.weights), masses, problem)
+
+    def _judged(
+        self, seen: dict[str, Any], problem: RemovalProblem, removal: Removal, pooled: Floats, weights: Floats
+    ) -> LayerTrial:
+        """The trial of a solved layer: what the set saves and loses, and whether it saves enough."""
+        lost = problem.discarded(removal.removed)
+        q = float(pooled[list(removal.removed)].sum())
+        worst = min(1.0, len(weights) * len(self.rows) * q / self._config.zeta)
+        per_head = np.minimum(1.0, self._groups * len(self.rows) * q / weights)
+        share = removal.tokens_saved / int(self.tokens.sum())
+        verdict = Reason(code=PROPOSED, message="")
+        if not removal.removed:
+            message = "No removable chunk fits under the caps of every head and row and under max_saving."
+            verdict = Reason(code="caps_leave_nothing", message=message)
+        elif removal.tokens_saved < self._least:
+            message = (
+                f"The set saves {share:.1%} of the chunk tokens, below min_saving = {self._config.min_saving:.1%}."
+            )
+            verdict = Reason(code="below_min_saving", message=message)
+        return LayerTrial(
+            **seen,
+            removed=removal.removed,
+            stopped=removal.stopped,
+            solver=removal.solver,
+            tokens_saved=removal.tokens_saved,
+            saved_share=significant([share])[0],
+            max_discarded=significant([lost.max()])[0],
+            max_discarded_per_head=significant(lost.max(axis=1)),
+            cap_slack=significant([(problem.caps - lost).min()])[0],
+            pooled_discarded=significant([q])[0],
+            envelope=significant([worst])[0],
+            envelope_per_head=significant(per_head),
+            verdict=verdict,
+        )
