@@ -130,7 +130,10 @@ def _tokenizer(gguf: Path, fields: dict[str, Any]) -> PreTrainedTokenizerBase:
 
     if fields.get("tokenizer.ggml.model") == "gpt2" and fields.get("tokenizer.ggml.pre") in ("smollm", "gpt-2"):
         tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
-            tokenizer_object=_byte_level_bpe(fields), clean_up_tokenization_spaces=False
+            tokenizer_object=_byte_level_bpe(fields),
+            clean_up_tokenization_spaces=False,
+            # By default 4.57 adds token_type_ids, which `generate` then refuses.
+            model_input_names=["input_ids", "attention_mask"],
         )
     else:
         tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
