@@ -35,6 +35,8 @@ ROUNDING = 1e-9
 """Log wealth asked for beyond ``ln(1 / level)``: far above any rounding, so that rounding cannot pass a head."""
 
 _BISECTIONS = 16
+# Factors lie below 2^17 in a bisection of 16 steps, so a product of 32 cannot overflow; 32 times fewer logarithms.
+_BLOCK = 32
 
 
 def log_wealth_needed(level: float) -> float:
@@ -70,7 +72,7 @@ def mix(log_stakes: NDArray[np.float64]) -> NDArray[np.float64]:
     best = weighted.max(axis=-1)
     with np.errstate(invalid="ignore"):
         total = best + np.log(np.exp(weighted - best[..., None]).sum(axis=-1))
-    return np.where(np.isneginf(best), -np.inf, total)
+    return np.asarray(np.where(np.isneginf(best), -np.inf, total))
 
 
 def log_wealth_path(losses: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
@@ -113,11 +115,16 @@ def upper_mean(losses: NDArray[np.float64], level: float) -> NDArray[np.float64]
         ``[H]``, at most 1, up to ``2 ** -16`` above the exact inversion.
     """
     needed = log_wealth_needed(level)
+    blocks = np.arange(0, losses.shape[1], _BLOCK)
+    gains = 1.0 - losses
     low = losses.mean(axis=1)
     high = np.ones_like(low)
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         with np.errstate(divide="ignore", invalid="ignore"):
-            refuted = mix(log_growth(losses, middle[:, None]).sum(axis=1)) >= needed
+            kept = gains / (1.0 - middle)[:, None]
+            factors = (1.0 - STAKES)[:, None, None] + STAKES[:, None, None] * kept
+            stakes = np.log(np.multiply.reduceat(factors, blocks, axis=2)).sum(axis=2)
+            refuted = mix(stakes.T) >= needed
         low, high = np.where(refuted, low, middle), np.where(refuted, middle, high)
-    return high
+    return np.asarray(high)

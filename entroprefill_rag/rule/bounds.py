@@ -2,18 +2,17 @@
 
 An audit looks at ``m`` independent observers and accepts a head when the bound says that its mean discarded mass is
 at most ``eps`` (section 6). Each bound is one-sided and errs with probability at most ``level`` per statement.
-Rounding is always against acceptance: no claim passes because a float was rounded.
+Rounding never turns a failure into a pass.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import rel_entr
-from scipy.stats import beta
 
 from entroprefill_rag.errors import ConfigError
 from entroprefill_rag.rule.betting import (
@@ -23,12 +22,18 @@ from entroprefill_rag.rule.betting import (
     log_wealth_path,
     upper_mean,
 )
+from entroprefill_rag.rule.concentration import (
+    empirical_bernstein_upper,
+    hoeffding_upper,
+    kl_passes,
+    kl_upper,
+)
 
 BoundName = Literal["hoeffding", "kl", "empirical_bernstein", "betting"]
 BOUNDS: tuple[BoundName, ...] = get_args(BoundName)
 
 _MASS_TOLERANCE = 1e-4
-_UP = 1.0 + 1e-12
+_CLOSE = 1e-12
 _LARGEST_M = 2**40
 
 
@@ -115,7 +120,7 @@ def exact_mean(losses: ArrayLike, weights: ArrayLike | None, eps: float) -> Boun
         eps: largest mean accepted.
 
     Returns:
-        ``upper`` is the mean, rounded up by a part in 10^12.
+        ``upper`` is the mean (on the right side of ``eps`` where they differ by rounding only).
 
     Raises:
         ConfigError: ``eps`` outside (0, 1).
@@ -123,54 +128,16 @@ def exact_mean(losses: ArrayLike, weights: ArrayLike | None, eps: float) -> Boun
     """
     _check(eps)
     values = _masses(losses)
-    if weights is None:
-        eta_hat = values.mean(axis=1)
-    else:
-        share = np.asarray(weights, dtype=np.float64)
-        if share.shape != values.shape[1:] or not np.isfinite(share).all() or (share < 0).any() or share.sum() <= 0:
-            raise ValueError(f"weights must be {values.shape[1]} nonnegative numbers, not all zero, got {share}")
-        eta_hat = np.minimum((values * share).sum(axis=1) / share.sum(), 1.0)
-    upper = np.minimum(eta_hat * _UP, 1.0)
-    return Bounded(eta_hat, upper, upper <= eps)
-
-
-def hoeffding_upper(eta_hat: ArrayLike, m: int, level: float) -> NDArray[np.float64]:
-    """``eta_hat + sqrt(ln(1 / level) / (2 m))``: Hoeffding 1963, theorem 1; the paper's ``b`` (section 6)."""
-    margin = np.sqrt(log_wealth_needed(level) / (2.0 * m))
-    return np.asarray(np.minimum((np.asarray(eta_hat, dtype=np.float64) + margin) * _UP, 1.0))
-
-
-def kl_passes(eta_hat: ArrayLike, m: int, eps: float, level: float) -> NDArray[np.bool_]:
-    """``eta_hat < eps`` and ``m kl(eta_hat, eps) >= ln(1 / level)``.
-
-    Chernoff's bound for means of losses in [0, 1]: Hoeffding 1963, inequality 2.1, ``kl`` the relative entropy of two
-    Bernoulli distributions. Never looser than Hoeffding's, by Pinsker's inequality.
-    """
-    mean = np.minimum(np.asarray(eta_hat, dtype=np.float64) * _UP, 1.0)
-    return np.asarray((mean < eps) & (m * _kl(mean, eps) >= log_wealth_needed(level)))
-
-
-def kl_upper(eta_hat: ArrayLike, m: int, level: float) -> NDArray[np.float64]:
-    """Smallest ``q`` above ``eta_hat`` with ``m kl(eta_hat, q) >= ln(1 / level)`` (see :func:`kl_passes`)."""
-    low = np.minimum(np.asarray(eta_hat, dtype=np.float64) * _UP, 1.0)
-    mean, high, needed = low, np.ones_like(low), log_wealth_needed(level)
-    for _ in range(52):
-        middle = 0.5 * (low + high)
-        refuted = m * _kl(mean, middle) >= needed
-        low, high = np.where(refuted, low, middle), np.where(refuted, middle, high)
-    return high
-
-
-def empirical_bernstein_upper(eta_hat: ArrayLike, variance: ArrayLike, m: int, level: float) -> NDArray[np.float64]:
-    """``eta_hat + sqrt(2 V L / m) + 7 L / (3 (m - 1))`` with ``L = ln(2 / level)``.
-
-    Maurer and Pontil 2009, "Empirical Bernstein bounds and sample variance penalization", theorem 4, for losses
-    (their ``1 - X``); ``V`` is the unbiased sample variance, ``m >= 2``.
-    """
-    log_term = log_wealth_needed(level / 2.0)
-    spread = np.sqrt(2.0 * np.asarray(variance, dtype=np.float64) * log_term / m)
-    upper = (np.asarray(eta_hat, dtype=np.float64) + spread + 7.0 * log_term / (3.0 * (m - 1))) * _UP
-    return np.asarray(np.minimum(upper, 1.0))
+    share = np.ones(values.shape[1]) if weights is None else np.asarray(weights, dtype=np.float64)
+    if share.shape != values.shape[1:] or not np.isfinite(share).all() or (share < 0).any() or share.sum() <= 0:
+        raise ValueError(f"weights must be {values.shape[1]} nonnegative numbers, not all zero, got {share}")
+    eta_hat = np.minimum((values * share).sum(axis=1) / share.sum(), 1.0)
+    passed = eta_hat <= eps
+    for head in np.flatnonzero(np.abs(eta_hat - eps) <= _CLOSE):
+        # Caps equal to eps_audit make equality an everyday case: there, floats are compared without rounding.
+        excess = sum(Fraction(w) * (Fraction(x) - Fraction(eps)) for w, x in zip(share, values[head], strict=True))
+        passed[head] = excess <= 0
+    return Bounded(eta_hat, _agree(eta_hat, passed, eps), passed)
 
 
 def smallest_m(bound: str, eps: float, level: float) -> int:
@@ -205,12 +172,16 @@ def recheck(
     eta_hat: ArrayLike,
     upper: ArrayLike,
     log_wealth: ArrayLike | None = None,
+    leeway: float = 0.0,
 ) -> NDArray[np.bool_]:
     """Which heads pass, from the numbers of a record alone.
 
     Hoeffding and KL follow from ``eta_hat``, betting from ``log_wealth``, an exact mean from itself. The variance
-    that empirical Bernstein used is not in a record: there, ``upper`` is taken, if it is as large as a variance of
-    zero would make it.
+    that empirical Bernstein used is not in a record: there, ``upper`` is taken, if it is no smaller than a variance
+    of zero would make it.
+
+    A record's numbers are rounded. A recorded verdict follows from them when it is no better than the verdict at
+    ``leeway=1e-8`` and no worse than the one at ``leeway=-1e-8``.
 
     Args:
         bound: a bound, or ``"exact"`` for an enumerated support.
@@ -220,50 +191,30 @@ def recheck(
         eta_hat: mean loss ``[H]``.
         upper: upper bound ``[H]``.
         log_wealth: largest log wealth ``[H]``, betting only.
+        leeway: relative change of the numbers in favour of passing.
 
     Raises:
         ConfigError: unknown bound or numbers out of range.
         ValueError: a number that the bound needs is missing.
     """
+    mean = np.asarray(eta_hat, dtype=np.float64) * (1.0 - leeway)
     if bound == "exact":
         _check(eps)
-        return np.asarray(np.asarray(eta_hat, dtype=np.float64) * _UP <= eps)
+        return np.asarray(mean <= eps)
     if level is None:
         raise ValueError(f"a sampled audit with bound {bound!r} needs the level it was tested at")
     _check(eps, level, bound)
     if bound == "betting":
         if log_wealth is None:
             raise ValueError("a betting audit can only be checked from its log_wealth, which is missing")
-        return np.asarray(np.asarray(log_wealth, dtype=np.float64) >= log_wealth_needed(level))
+        return np.asarray(np.asarray(log_wealth, dtype=np.float64) * (1.0 + leeway) >= log_wealth_needed(level))
     if bound == "kl":
-        return kl_passes(eta_hat, m, eps, level)
+        return kl_passes(mean, m, eps, level)
     if bound == "hoeffding":
-        return np.asarray(hoeffding_upper(eta_hat, m, level) <= eps)
-    claimed = np.asarray(upper, dtype=np.float64)
-    least = empirical_bernstein_upper(eta_hat, np.zeros_like(claimed), m, level)
-    return np.asarray((claimed <= eps) & (claimed >= least - 1e-9))
-
-
-def exceedance_upper(exceeded: int, m: int, level: float) -> float:
-    """Upper bound on the share of observers that lose more than a threshold at any head (correction 9).
-
-    Clopper and Pearson 1934, one-sided: exact for ``exceeded`` of ``m`` independent observers.
-
-    Args:
-        exceeded: observers whose largest loss over the heads was above the threshold.
-        m: observers looked at.
-        level: probability that the share is larger than the bound.
-
-    Raises:
-        ValueError: not ``0 <= exceeded <= m`` with ``m >= 1``, or a level outside (0, 1).
-    """
-    if not (m >= 1 and 0 <= exceeded <= m and 0.0 < level < 1.0):
-        raise ValueError(f"cannot bound {exceeded} of {m} observers at level {level}; need 0 <= exceeded <= m, m >= 1")
-    return 1.0 if exceeded == m else float(beta.ppf(1.0 - level, exceeded + 1, m - exceeded))
-
-
-def _kl(p: NDArray[np.float64], q: ArrayLike) -> NDArray[np.float64]:
-    return np.asarray(rel_entr(p, q) + rel_entr(1.0 - p, 1.0 - np.asarray(q)))
+        return np.asarray(hoeffding_upper(mean, m, level) <= eps)
+    claimed = np.asarray(upper, dtype=np.float64) * (1.0 - leeway)
+    least = empirical_bernstein_upper(mean, np.zeros_like(mean), m, level)
+    return np.asarray((claimed <= eps) & (claimed >= least - _MASS_TOLERANCE * eps))
 
 
 def _zeros_pass(bound: str, m: int, eps: float, level: float) -> bool:
