@@ -48,7 +48,7 @@ class RemovalProblem:
     @cached_property
     def by_chunk(self) -> Floats:
         """``[k, H_Q * W_p]`` masses, chunk by chunk."""
-        return np.ascontiguousarray(self.masses.reshape(-1, len(self.tokens)).T)
+        return np.ascontiguousarray(self.masses.reshape(self.caps.size, len(self.tokens)).T)
 
     @cached_property
     def cap_per_row(self) -> Floats:
