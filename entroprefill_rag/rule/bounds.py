@@ -92,7 +92,7 @@ def bounded_mean(losses: ArrayLike, eps: float, level: float, bound: str) -> Bou
         ValueError: losses that are not ``[H, m]`` with ``m >= 1``, or not masses.
     """
     _check(eps, level, bound)
-    values = _masses(losses)
+    values = masses_of(losses)
     m = values.shape[1]
     eta_hat = values.mean(axis=1)
     if bound == "betting":
@@ -127,7 +127,7 @@ def exact_mean(losses: ArrayLike, weights: ArrayLike | None, eps: float) -> Boun
         ValueError: losses that are not masses, or weights that do not fit them.
     """
     _check(eps)
-    values = _masses(losses)
+    values = masses_of(losses)
     share = np.ones(values.shape[1]) if weights is None else np.asarray(weights, dtype=np.float64)
     if share.shape != values.shape[1:] or not np.isfinite(share).all() or (share < 0).any() or share.sum() <= 0:
         raise ValueError(f"weights must be {values.shape[1]} nonnegative numbers, not all zero, got {share}")
@@ -233,7 +233,12 @@ def _agree(upper: NDArray[np.float64], passed: NDArray[np.bool_], eps: float) ->
     return np.where(passed, np.minimum(upper, eps), np.maximum(upper, np.nextafter(eps, 1.0)))
 
 
-def _masses(losses: ArrayLike) -> NDArray[np.float64]:
+def masses_of(losses: ArrayLike) -> NDArray[np.float64]:
+    """Losses as float64 ``[H, m]`` clipped to [0, 1]; not a number counts as 1.
+
+    Raises:
+        ValueError: not ``[H, m]`` with ``m >= 1``, or outside [0, 1] by more than rounding.
+    """
     values = np.asarray(losses, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] < 1:
         raise ValueError(f"losses must be [heads, observers] with at least one observer, got shape {values.shape}")
