@@ -181,7 +181,7 @@ class Proposer:
         q = float(pooled[list(removal.removed)].sum())
         worst = min(1.0, len(weights) * len(self.rows) * q / self._config.zeta)
         per_head = np.minimum(1.0, self._groups * len(self.rows) * q / weights)
-        share = removal.tokens_saved / int(self.tokens.sum())
+        share = removal.tokens_saved / max(int(self.tokens.sum()), 1)
         verdict = Reason(code=PROPOSED, message="")
         if not removal.removed:
             message = "No removable chunk fits under the caps of every head and row and under max_saving."
