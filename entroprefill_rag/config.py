@@ -47,7 +47,7 @@ class AuditConfig(_Settings):
         "between the sampled ones; an enumerated one needs none.",
     )
     eps_audit: float = Field(
-        default=0.15, gt=0.0, lt=1.0, description="Largest mean discarded mass per head [eps_audit]."
+        default=0.2, gt=0.0, lt=1.0, description="Largest mean discarded mass per head [eps_audit]."
     )
     delta: float = Field(
         default=0.05, gt=0.0, lt=1.0, description="Probability, per attempted request, of accepting falsely [delta]."
@@ -93,7 +93,8 @@ class PruningConfig(_Settings):
     layers: tuple[int, ...] | Literal["auto"] = Field(
         default="auto",
         description="Monitored layers [M], counted from 0, ascending; never layer 0 and never the last. 'auto' takes "
-        "every second layer with full attention between a quarter and three quarters of the stack, at most eight.",
+        "at most eight layers that see all chunks, between 45% and 80% of the stack, or from a quarter of it on where "
+        "few layers attend globally.",
     )
     sink_tokens: int = Field(
         default=4, ge=0, le=64, description="First tokens of the prompt that are protected and left out of masses."
@@ -120,7 +121,7 @@ class PruningConfig(_Settings):
         default=0.05, gt=0.0, lt=1.0, description="Least mass (see `entropy_over`) of an eligible head [mu_min]."
     )
     mass_min: float = Field(
-        default=0.1,
+        default=0.14,
         ge=0.0,
         lt=1.0,
         description="Least mean mass of the proposal rows on chunk tokens outside the sinks, for a layer to propose. "
@@ -129,7 +130,7 @@ class PruningConfig(_Settings):
     alpha: float = Field(default=0.01, gt=0.0, le=10.0, description="Smoothing of relative chunk mass [alpha].")
     lam: float = Field(default=0.25, ge=0.0, le=10.0, description="Weight of within-chunk concentration [lambda].")
     eps_row: float | tuple[float, ...] = Field(
-        default=0.3,
+        default=0.2,
         description="Cap on the discarded mass of every head in every proposal row [eps_a]; one number, or one per "
         "proposal row counted from the end of the prompt (the last given holds for all earlier rows).",
     )

@@ -205,7 +205,7 @@ class LocalBackend:
         what the other one makes of a shortened prompt. The dual bound is left out.
         """
         job = self._prepare(request, config, {}, stop_when_known=True)
-        if job.monitor is not None:
+        if job.monitor is not None and job.monitor.layers:
             with job.turn(self._prefill_turn):
                 self._forward(job.layout, job.run)
         job.ended = time.perf_counter()

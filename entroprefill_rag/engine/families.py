@@ -172,12 +172,15 @@ def monitorable(anatomy: Anatomy, document_block: tuple[int, int], n_tokens: int
 
 
 def default_layers(anatomy: Anatomy, candidates: tuple[int, ...], most: int = 8) -> tuple[int, ...]:
-    """Every second candidate between a quarter and three quarters of the stack, at most ``most``, evenly spread."""
+    """Candidates between 45% and 80% of the stack, at most ``most``, evenly spread.
+
+    Earlier layers attend to documents much and find evidence little (benchmarks/defaults.md). Where only a few layers
+    attend globally, each of them from a quarter of the stack on is worth a look.
+    """
     depth = len(anatomy.layers)
-    middle = [layer for layer in candidates if depth / 4 <= layer + 1 and layer < 3 * depth / 4]
-    full = sum(window is None for window in anatomy.windows)
-    # Where only a few layers attend globally, each of them is worth a look.
-    picked = middle[::2] if len(middle) > most // 2 and full > depth // 2 else middle
+    globally = sum(window is None for window in anatomy.windows)
+    first = 0.45 if globally > depth // 2 else 0.25
+    picked = [layer for layer in candidates if first * depth <= layer <= 0.8 * depth - 1]
     if len(picked) > most:
         step = (len(picked) - 1) / (most - 1)
         picked = [picked[round(i * step)] for i in range(most)]

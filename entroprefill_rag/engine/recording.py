@@ -113,7 +113,7 @@ def _outcome(job: Job, accepted: LayerTrial | None) -> tuple[Outcome, Reason]:
         return "pruned", accepted.verdict
     if not job.config.enabled:
         return "off", OFF
-    refusal = job.run.refusal or job.refusal
+    refusal = job.refusal or job.run.refusal
     if refusal is not None:
         return "bypassed", refusal
     if job.monitor is not None:
