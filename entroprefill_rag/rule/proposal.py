@@ -29,6 +29,7 @@ from entroprefill_rag.rule.removal import (
     row_caps,
 )
 from entroprefill_rag.rule.scoring import chunk_scores, concentrations, relative_masses
+from entroprefill_rag.rule.stability import envelope, envelope_per_head
 
 Floats = NDArray[np.float64]
 
@@ -179,8 +180,9 @@ class Proposer:
         """The trial of a solved layer: what the set saves and loses, and whether it saves enough."""
         lost = problem.discarded(removal.removed)
         q = float(pooled[list(removal.removed)].sum())
-        worst = min(1.0, len(weights) * len(self.rows) * q / self._config.zeta)
-        per_head = np.minimum(1.0, self._groups * len(self.rows) * q / weights)
+        rows = len(self.rows)
+        worst = envelope(q, rows=rows, query_heads=len(weights), zeta=self._config.zeta)
+        per_head = envelope_per_head(q, rows=rows, groups=self._groups, weights=weights)
         share = removal.tokens_saved / max(int(self.tokens.sum()), 1)
         verdict = Reason(code=PROPOSED, message="")
         if not removal.removed:
