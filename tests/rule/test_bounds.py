@@ -358,6 +358,14 @@ def test_betting_does_not_collapse_where_losses_are_all_or_nothing() -> None:
     assert betting > 0.7 * kl > 0.3
 
 
+def test_wealth_once_made_is_not_lost_again() -> None:
+    """Betting tests the largest wealth over the draws, so the order in which losses came matters."""
+    losses = np.concatenate([np.zeros(60), np.full(20, 0.9)])
+    passed = bounded_mean(np.stack([losses, losses[::-1]]), 0.15, 1e-3, "betting")
+    assert passed.passed.tolist() == [True, False]
+    assert passed.upper[0] == 0.15
+
+
 # --- verification from a record -------------------------------------------------------------------------------------
 
 
