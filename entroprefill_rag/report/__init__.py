@@ -1,1 +1,1 @@
-"""A record as text in the terminal."""
+"""A record for people: as text in the terminal."""

@@ -95,10 +95,10 @@ def test_html_gives_visible_text_with_headings_and_cells():
 
 @pytest.mark.parametrize("bomb", ["<div>", "<!--", "<", "<a ", "<p><i><b>", "<script>"])
 def test_html_that_never_closes_takes_time_linear_in_its_size(bomb):
-    started = time.perf_counter()
+    started = time.process_time()
     result = extract(("visible " + bomb * 100_000).encode(), "html", LIMITS)
     assert result.text.startswith("visible")
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_html_without_optional_tags_keeps_its_body():

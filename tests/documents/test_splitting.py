@@ -73,10 +73,10 @@ def test_overlap_repeats_the_end_of_the_chunk_before():
 
 
 def test_a_megabyte_without_a_boundary_takes_seconds_not_minutes():
-    started = time.perf_counter()
+    started = time.process_time()
     chunks = split(document("x" * 1_000_000))
     assert len(chunks) >= 1250
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize(("longest", "overlap"), [(10, 0), (800, 500), (800, -1)])
