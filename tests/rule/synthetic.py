@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import torch
 
+from entroprefill_rag.config import AuditConfig, PromptRows, PruningConfig, SuffixRows
 from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.rule.masses import chunk_membership, row_masses
 
 HEADS, GROUPS = 4, 2
 PREFIX, DELIMITER = 6, 1
+
+
+def auditing(**changes):
+    """An audit with the numbers these tests reckon with, whatever the defaults are."""
+    fixed = {"eps_audit": 0.15, "delta": 0.05, "bound": "betting", "observers": (SuffixRows(), PromptRows())}
+    return AuditConfig(**{**fixed, "union": "layers_and_heads", **changes})
+
+
+def pruning(**changes):
+    """A configuration with the numbers these tests reckon with, whatever the defaults are."""
+    fixed = {
+        "tau": 1.0,
+        "zeta": 0.1,
+        "mu_min": 0.05,
+        "mass_min": 0.1,
+        "eps_row": 0.3,
+        "m0": 2,
+        "min_saving": 0.1,
+        "target_saving": 0.5,
+        "max_saving": 0.75,
+        "streak": 1,
+        "theta": 0.2,
+        "audit": auditing(),
+    }
+    return PruningConfig(**{**fixed, **changes})
 
 
 def layout(lengths=(10, 10, 10, 10, 10, 10), *, suffix=12, protected=(), sinks=4):

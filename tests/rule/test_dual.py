@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_removal import feasible_sets, problems, simple
+from removal_cases import feasible_sets, problems, simple
 
 import entroprefill_rag.rule.dual as dual_module
 from entroprefill_rag.rule.dual import dual_bound, dual_value, priced_masses

@@ -4,9 +4,9 @@ import time
 
 import pytest
 import torch
-from synthetic import GROUPS, HEADS, Reader, attention, layout
+from synthetic import GROUPS, HEADS, Reader, attention, auditing, layout, pruning
 
-from entroprefill_rag.config import AuditConfig, PromptRows, PruningConfig, SuffixRows
+from entroprefill_rag.config import PromptRows, SuffixRows
 from entroprefill_rag.errors import ConfigError
 from entroprefill_rag.record import LayerTrial
 from entroprefill_rag.rule.dual import dual_value
@@ -19,7 +19,7 @@ TIGHT = [0.16] * 6
 
 
 def monitor(prompt, layers=(3, 5, 7), seed=11, **config):
-    return Monitor(PruningConfig(**config), prompt, layers, HEADS, GROUPS, seed=seed)
+    return Monitor(pruning(**config), prompt, layers, HEADS, GROUPS, seed=seed)
 
 
 def spoiled(prompt, chunk_mass, spoil):
@@ -126,7 +126,7 @@ def test_the_audits_rows_are_read_only_after_the_set_is_fixed(prompt):
 def test_the_set_does_not_depend_on_the_audits_draws(prompt):
     sets = set()
     for seed in range(8):
-        watch = monitor(prompt, seed=seed, audit=AuditConfig(method="sample"))
+        watch = monitor(prompt, seed=seed, audit=auditing(method="sample"))
         watch.observe(3, Reader(prompt, attention(prompt, GOOD, jitter=0.5)))
         sets.add(watch.trials[0].removed)
     assert len(sets) == 1
@@ -135,7 +135,7 @@ def test_the_set_does_not_depend_on_the_audits_draws(prompt):
 def test_a_removed_row_loses_nothing(prompt):
     # Rows inside removed chunks look at earlier removed chunks with all they have.
     inside = {row: [1.0 if i == 0 else 0.0 for i in range(6)] for i in (2, 4) for row in range(*prompt.chunk_spans[i])}
-    audit = AuditConfig(observers=(PromptRows(),), method="enumerate")
+    audit = auditing(observers=(PromptRows(),), method="enumerate")
     watch = monitor(prompt, audit=audit)
     assert watch.observe(3, Reader(prompt, attention(prompt, GOOD, rows=inside))).accepted
     result = watch.trials[0].audits[0]
@@ -158,7 +158,7 @@ def test_what_is_audited_equals_a_recomputation_from_the_full_matrix(prompt):
 
 
 def test_levels_follow_from_the_layers_that_may_be_audited(prompt):
-    watch = monitor(prompt, layers=(3, 5, 7, 9), audit=AuditConfig(delta=0.1, method="sample"))
+    watch = monitor(prompt, layers=(3, 5, 7, 9), audit=auditing(delta=0.1, method="sample"))
     watch.observe(5, Reader(prompt, attention(prompt, GOOD)))
     assert [audit.level for audit in watch.trials[0].audits] == pytest.approx([0.05 / 16] * 2)
     assert watch.setup().monitored_layers == 4
@@ -230,7 +230,7 @@ def test_everything_of_the_audit_is_fixed_before_attention_is_seen(prompt):
 
 def test_a_seed_is_fresh_unless_given(prompt):
     def seed_of(given=None, **audit):
-        config = PruningConfig(audit=AuditConfig(**audit))
+        config = pruning(audit=auditing(**audit))
         return Monitor(config, prompt, (3,), HEADS, GROUPS, seed=given).seed
 
     assert seed_of() != seed_of()
@@ -261,7 +261,7 @@ def test_a_request_that_cannot_be_pruned_is_known_before_anything_is_read(prompt
 
 def test_a_suffix_of_one_row_may_be_audited_over_the_whole_prompt():
     prompt = layout(suffix=1)
-    watch = monitor(prompt, audit=AuditConfig(observers=(PromptRows(),)))
+    watch = monitor(prompt, audit=auditing(observers=(PromptRows(),)))
     assert watch.bypass is None
     assert watch.observe(3, Reader(prompt, attention(prompt, GOOD))).accepted
 
@@ -277,12 +277,12 @@ def test_a_run_that_never_reached_a_layer_says_so(prompt):
 @pytest.mark.parametrize(("layers", "heads", "groups"), [((5, 3), 4, 2), ((3, 3), 4, 2), ((3,), 4, 3), ((3,), 0, 1)])
 def test_layers_and_heads_that_make_no_model_are_refused(prompt, layers, heads, groups):
     with pytest.raises(ConfigError):
-        Monitor(PruningConfig(), prompt, layers, heads, groups)
+        Monitor(pruning(), prompt, layers, heads, groups)
 
 
 def test_an_audit_that_can_never_pass_is_refused_when_model_and_configuration_meet(prompt):
     with pytest.raises(ConfigError, match="m_a >= "):
-        monitor(prompt, audit=AuditConfig(bound="hoeffding", m_a=10))
+        monitor(prompt, audit=auditing(bound="hoeffding", m_a=10))
 
 
 def test_the_finished_trial_holds_row_maxima_and_a_bound_that_follows_from_its_numbers(prompt):
@@ -329,7 +329,7 @@ def test_trials_survive_json(prompt):
 
 
 def test_caps_that_already_imply_the_audit_are_told(prompt):
-    suffix = AuditConfig(observers=(SuffixRows(),), eps_audit=0.6)
+    suffix = auditing(observers=(SuffixRows(),), eps_audit=0.6)
     watch = monitor(prompt, eps_row=0.1, audit=suffix)
     watch.observe(3, Reader(prompt, attention(prompt, GOOD)))
     # Six rows may lose 0.1, six are not capped: 0.55 on average whatever happens.
@@ -354,7 +354,7 @@ def test_every_code_has_a_sentence():
 def test_records_of_a_large_layer_stay_small_and_the_rule_takes_milliseconds():
     heads, k = 32, 50
     prompt = layout((60,) * k, suffix=32)
-    watch = Monitor(PruningConfig(streak=64), prompt, tuple(range(1, 9)), heads, 8, seed=1)
+    watch = Monitor(pruning(streak=64), prompt, tuple(range(1, 9)), heads, 8, seed=1)
     generator = torch.Generator().manual_seed(0)
 
     def read(rows, want_tokens):

@@ -5,9 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import GROUPS, HEADS, Reader, attention, layout
+from synthetic import GROUPS, HEADS, Reader, attention, layout, pruning
 
-from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.errors import ConfigError
 from entroprefill_rag.record import LayerTrial
 from entroprefill_rag.rule.masses import RowMasses
@@ -49,7 +48,7 @@ def test_the_envelope_is_never_below_what_a_head_or_row_discards(seed, focus, ze
     read = random_masses(seed, focus=focus)
     tokens = torch.zeros(HEADS, prompt.n_tokens)
     tokens[:, places] = read.tokens
-    proposer = Proposer(PruningConfig(**LENIENT, zeta=zeta, tau=0.1), prompt, GROUPS)
+    proposer = Proposer(pruning(**LENIENT, zeta=zeta, tau=0.1), prompt, GROUPS)
     proposal = proposer.propose(1, RowMasses(read.chunks, tokens))
     trial = proposal.trial
     if trial.verdict.code != PROPOSED:
@@ -69,7 +68,7 @@ def test_the_envelope_is_attained_by_a_head_on_the_floor_that_loses_in_one_row_o
     masses[1, 3, 0] = 0.2
     tokens = torch.zeros(4, prompt.n_tokens)
     tokens[:, places] = masses.mean(dim=1).float()
-    config = PruningConfig(**{**LENIENT, "mu_min": 0.05}, zeta=zeta, target_saving=0.5)
+    config = pruning(**{**LENIENT, "mu_min": 0.05}, zeta=zeta, target_saving=0.5)
     trial = Proposer(config, prompt, 2).propose(1, RowMasses(masses, tokens)).trial
     assert trial.removed == (0,)
     assert trial.head_weights[1] == pytest.approx(zeta / 2)
@@ -82,7 +81,7 @@ def test_the_envelope_is_attained_by_a_head_on_the_floor_that_loses_in_one_row_o
 def test_the_least_attended_chunks_go_until_the_target_is_reached():
     prompt = layout()
     weights = attention(prompt, [0.02, 0.2, 0.01, 0.2, 0.03, 0.04], jitter=0.5)
-    trial = propose(PruningConfig(target_saving=0.5), prompt, weights).trial
+    trial = propose(pruning(target_saving=0.5), prompt, weights).trial
     assert trial.verdict.code == PROPOSED
     assert trial.layer == 7
     assert trial.removed == (0, 2, 4)
@@ -99,7 +98,7 @@ def test_the_least_attended_chunks_go_until_the_target_is_reached():
 def test_the_exact_solver_is_used_on_request():
     prompt = layout()
     weights = attention(prompt, [0.02, 0.2, 0.01, 0.2, 0.03, 0.04])
-    trial = propose(PruningConfig(solver="exact"), prompt, weights).trial
+    trial = propose(pruning(solver="exact"), prompt, weights).trial
     assert trial.removed == (0, 2, 4)
     assert trial.solver == "exact"
 
@@ -107,7 +106,7 @@ def test_the_exact_solver_is_used_on_request():
 def test_protected_chunks_are_never_proposed():
     prompt = layout(protected=(2, 4))
     weights = attention(prompt, [0.02, 0.2, 0.01, 0.2, 0.03, 0.04])
-    trial = propose(PruningConfig(), prompt, weights).trial
+    trial = propose(pruning(), prompt, weights).trial
     assert trial.removed == (0, 3, 5)
 
 
@@ -115,7 +114,7 @@ def test_shares_of_tokens_are_not_rounded_up_by_floating_point():
     prompt = layout((10,) * 10)
     weights = attention(prompt, [0.05] * 10)
     for share, chunks in ((0.1, 1), (0.3, 3), (0.7, 7)):
-        config = PruningConfig(min_saving=share, target_saving=share, max_saving=share, eps_row=0.9)
+        config = pruning(min_saving=share, target_saving=share, max_saving=share, eps_row=0.9)
         trial = propose(config, prompt, weights).trial
         assert trial.verdict.code == PROPOSED
         assert len(trial.removed) == chunks
@@ -126,13 +125,13 @@ def test_eps_row_per_row_counts_from_the_end_of_the_prompt():
     last = prompt.n_tokens - 1
     low = [0.01, 0.2, 0.01, 0.2, 0.01, 0.2]
     weights = attention(prompt, low, rows={last: [0.2, 0.2, 0.2, 0.2, 0.05, 0.1]})
-    assert propose(PruningConfig(eps_row=(0.1, 0.3)), prompt, weights).trial.removed == (4,)
-    assert propose(PruningConfig(eps_row=(0.9, 0.3)), prompt, weights).trial.removed == (0, 2, 4)
+    assert propose(pruning(eps_row=(0.1, 0.3)), prompt, weights).trial.removed == (4,)
+    assert propose(pruning(eps_row=(0.9, 0.3)), prompt, weights).trial.removed == (0, 2, 4)
 
 
 def test_a_layer_that_looks_at_sinks_only_proposes_nothing_though_it_would_lose_nothing():
     prompt = layout()
-    trial = propose(PruningConfig(), prompt, attention(prompt, [0.002] * 6)).trial
+    trial = propose(pruning(), prompt, attention(prompt, [0.002] * 6)).trial
     assert trial.verdict.code == "no_document_mass"
     assert trial.removed == ()
     assert trial.doc_mass == pytest.approx(0.012, rel=1e-4)
@@ -141,14 +140,14 @@ def test_a_layer_that_looks_at_sinks_only_proposes_nothing_though_it_would_lose_
 
 def test_a_layer_without_an_eligible_head_proposes_nothing():
     prompt = layout()
-    trial = propose(PruningConfig(mu_min=0.4), prompt, attention(prompt, [0.05] * 6)).trial
+    trial = propose(pruning(mu_min=0.4), prompt, attention(prompt, [0.05] * 6)).trial
     assert trial.verdict.code == "no_eligible_heads"
     assert (trial.eligible_heads, trial.fallback_groups) == (0, GROUPS)
 
 
 def test_caps_too_tight_for_any_chunk_leave_nothing():
     prompt = layout()
-    trial = propose(PruningConfig(eps_row=0.1), prompt, attention(prompt, [0.15] * 6)).trial
+    trial = propose(pruning(eps_row=0.1), prompt, attention(prompt, [0.15] * 6)).trial
     assert trial.verdict.code == "caps_leave_nothing"
     assert trial.pooled_mass
     assert trial.tokens_saved == 0
@@ -157,7 +156,7 @@ def test_caps_too_tight_for_any_chunk_leave_nothing():
 
 def test_a_set_below_the_least_saving_is_no_proposal():
     prompt = layout()
-    trial = propose(PruningConfig(eps_row=0.1, min_saving=0.3), prompt, attention(prompt, [0.15] * 5 + [0.05])).trial
+    trial = propose(pruning(eps_row=0.1, min_saving=0.3), prompt, attention(prompt, [0.15] * 5 + [0.05])).trial
     assert trial.verdict.code == "below_min_saving"
     assert trial.removed == (5,)
 
@@ -167,7 +166,7 @@ def test_attention_that_is_no_number_is_rejected_and_leaves_no_such_number_in_th
     prompt = layout()
     weights = attention(prompt, [0.1] * 6)
     weights[1, -1, 20] = bad
-    proposal = propose(PruningConfig(), prompt, weights)
+    proposal = propose(pruning(), prompt, weights)
     assert proposal.trial.verdict.code == "not_finite"
     assert proposal.problem is None
     assert LayerTrial.model_validate_json(proposal.trial.model_dump_json()) == proposal.trial
@@ -179,8 +178,8 @@ def test_the_paper_region_for_entropies_can_be_chosen():
     delimiter = prompt.chunk_spans[0][1]
     weights[0, -6:, delimiter] = weights[0, -6:, 0]
     weights[0, -6:, 0] = 0.0
-    ours = propose(PruningConfig(entropy_over="documents"), prompt, weights).trial
-    paper = propose(PruningConfig(entropy_over="outside_sinks"), prompt, weights).trial
+    ours = propose(pruning(entropy_over="documents"), prompt, weights).trial
+    paper = propose(pruning(entropy_over="outside_sinks"), prompt, weights).trial
     assert paper.head_weights[0] > 0.8
     assert ours.head_weights[0] == pytest.approx(0.5)
 
@@ -188,13 +187,13 @@ def test_the_paper_region_for_entropies_can_be_chosen():
 def test_a_bad_weighting_is_a_configuration_error():
     prompt = layout()
     with pytest.raises(ConfigError, match="head_weights"):
-        propose(PruningConfig(head_weights=lambda h, e: -np.ones_like(h)), prompt, attention(prompt, [0.1] * 6))
+        propose(pruning(head_weights=lambda h, e: -np.ones_like(h)), prompt, attention(prompt, [0.1] * 6))
 
 
 def test_relative_caps_hold_for_the_heads_that_look_at_documents():
     prompt = layout()
     weights = attention(prompt, [0.05] * 6)
-    trial = propose(PruningConfig(rho=0.4), prompt, weights).trial
+    trial = propose(pruning(rho=0.4), prompt, weights).trial
     assert len(trial.removed) == 2
     assert trial.max_discarded <= 0.4 * 0.3
 
@@ -211,24 +210,24 @@ def test_relative_caps_hold_for_the_heads_that_look_at_documents():
     ],
 )
 def test_what_no_attention_could_change_is_known_beforehand(prompt, config, code):
-    reason = Proposer(PruningConfig(**config), prompt, GROUPS).why_not()
+    reason = Proposer(pruning(**config), prompt, GROUPS).why_not()
     assert reason.code == code
 
 
 def test_a_prompt_with_something_to_gain_may_be_pruned():
-    assert Proposer(PruningConfig(), layout(), GROUPS).why_not() is None
+    assert Proposer(pruning(), layout(), GROUPS).why_not() is None
 
 
 def test_chunks_without_tokens_propose_nothing():
     prompt = layout((0, 0, 0))
-    config = PruningConfig(mass_min=0.0, entropy_over="outside_sinks", mu_min=0.01, min_saving=0.0)
+    config = pruning(mass_min=0.0, entropy_over="outside_sinks", mu_min=0.01, min_saving=0.0)
     weights = torch.full((HEADS, prompt.n_tokens, prompt.n_tokens), 1 / prompt.n_tokens)
     assert propose(config, prompt, weights).trial.verdict.code == "caps_leave_nothing"
 
 
 def test_masses_without_the_mean_row_are_refused():
     prompt = layout()
-    proposer = Proposer(PruningConfig(), prompt, GROUPS)
+    proposer = Proposer(pruning(), prompt, GROUPS)
     masses = Reader(prompt, attention(prompt, [0.1] * 6))(proposer.rows, False)
     with pytest.raises(ValueError, match="tokens"):
         proposer.propose(1, masses)
