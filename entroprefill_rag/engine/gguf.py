@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Part of a converted folder's name: raise it when what a conversion writes changes.
 _FORMAT = 1
 _CONTROL, _USER_DEFINED = 3, 4
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +77,14 @@ def _write(gguf: Path, folder: Path) -> None:
 
     try:
         fields = _fields(gguf)
+        _check_supported(gguf, fields)
         loaded = AutoModelForCausalLM.from_pretrained(
             str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
         )
         tokenizer = _tokenizer(gguf, fields)
-    except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
+    except (MemoryError, ModelSourceError):
+        raise
+    except Exception as error:  # gguf and transformers raise whatever broken bytes lead them to
         raise ModelSourceError(
             f"{gguf} cannot be read as a GGUF model: {error}. Use a model folder with safetensors, or a hub id."
         ) from error
@@ -106,9 +110,6 @@ def _write(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-
-
 def _fields(gguf: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
@@ -118,6 +119,15 @@ def _fields(gguf: Path) -> dict[str, Any]:
     architecture = fields.get("general.architecture", "")
     length = reader.fields.get(f"{architecture}.context_length")
     return fields | {"context_length": length.contents() if length else None}
+
+
+def _check_supported(gguf: Path, fields: dict[str, Any]) -> None:
+    version = metadata.version("transformers")
+    if int(version.split(".")[0]) < 5 and fields.get("general.architecture", "").startswith("gemma"):
+        raise ModelSourceError(
+            f"{gguf.name} holds a Gemma, whose tokenizer transformers {version} rebuilds wrongly "
+            "('user' becomes 'us' + 'er'). Use transformers 5, or a model folder with its own tokenizer."
+        )
 
 
 def _tokenizer(gguf: Path, fields: dict[str, Any]) -> PreTrainedTokenizerBase:
