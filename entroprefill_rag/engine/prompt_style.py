@@ -104,7 +104,9 @@ def parse(template: str, known: tuple[str, ...], what: str) -> list[str | Field]
             f"{what} {_shown(template)} cannot be read: {error}; write braces that are text twice ('{{{{' and '}}}}')"
         ) from error
     for literal, name, form, conversion in pieces:
-        if literal:
+        if literal and parts and isinstance(parts[-1], str):
+            parts[-1] += literal
+        elif literal:
             parts.append(literal)
         if name is None:
             continue
