@@ -1,0 +1,123 @@
+"""Where commands write, how they fail, and how they keep other libraries quiet."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from rich.console import Console
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+_WIDTH_OF_PIPES = 100
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that takes every string literally: no markup, no emoji codes, no highlighting."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_PIPES
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, on stderr."""
+    from rich.text import Text
+
+    from entroprefill_rag.report.plain import one_line
+
+    console(stderr=True).print(Text(one_line(text, 400), style="dim"))
+
+
+def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Turn what a command raises into one line on stderr and an exit code; a traceback only with ``--verbose``."""
+
+    @functools.wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        verbose = bool(kwargs.get("verbose"))
+        with _quiet(verbose):
+            try:
+                return command(*args, **kwargs)
+            except KeyboardInterrupt:
+                typer.echo("\nentroprefill: interrupted", err=True)
+                raise typer.Exit(INTERRUPTED) from None
+            except BrokenPipeError:
+                # The reader of our output has left; the flush at exit must not fail on it again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                raise typer.Exit(PIPE_CLOSED) from None
+            except typer.Exit:
+                raise
+            except Exception as error:
+                if hasattr(error, "format_message"):  # typer's own
+                    raise
+                if verbose:
+                    traceback.print_exc()
+                message, code = _explained(error)
+                typer.echo(f"entroprefill: {message}", err=True)
+                raise typer.Exit(code) from None
+
+    return run
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    from pydantic import ValidationError
+
+    from entroprefill_rag.errors import EntroPrefillError, PromptOverflowError
+    from entroprefill_rag.report.plain import one_line
+
+    if isinstance(error, ValidationError):
+        return one_line(validation_message(error), 1000), BAD_INPUT
+    if isinstance(error, PromptOverflowError):
+        return one_line(f"{error} (here: --top-k, --max-new-tokens, or overflow in a --config file)", 1000), BAD_INPUT
+    if isinstance(error, EntroPrefillError):
+        return one_line(str(error), 1000), BAD_INPUT
+    if isinstance(error, OSError) and error.filename is not None:
+        return one_line(f"{error.filename}: {error.strerror or type(error).__name__}", 1000), BAD_INPUT
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed; run: pip install 'entroprefill-rag[cli]'", BAD_INPUT
+    # Messages of other libraries may quote the prompt: only their first line's beginning is shown.
+    return one_line(f"unexpected {type(error).__name__}: {error} (--verbose shows where)", 300), 1
+
+
+def validation_message(error: ValidationError) -> str:
+    """The first thing wrong with a request or configuration, and how many more there are; no input values."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    place = ".".join(map(str, problems[0]["loc"]))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    what = problems[0]["msg"].removeprefix("Value error, ")
+    return f"{error.title}{f', {place}' if place else ''}: {what}{more}"
+
+
+@contextmanager
+def _quiet(verbose: bool) -> Iterator[None]:
+    """Keep libraries from writing between our lines. Document text is logged by nobody, verbose or not."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # pypdf quotes what it stumbles over.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    if verbose:
+        yield
+        return
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for name in ("sentence_transformers", "huggingface_hub", "transformers", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
