@@ -121,7 +121,7 @@ class PruningConfig(_Settings):
         default=0.05, gt=0.0, lt=1.0, description="Least mass (see `entropy_over`) of an eligible head [mu_min]."
     )
     mass_min: float = Field(
-        default=0.14,
+        default=0.1,
         ge=0.0,
         lt=1.0,
         description="Least mean mass of the proposal rows on chunk tokens outside the sinks, for a layer to propose. "

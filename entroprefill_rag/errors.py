@@ -37,3 +37,7 @@ class BackendClosedError(EntroPrefillError, RuntimeError):
 
 class DocumentError(EntroPrefillError, ValueError):
     """Documents that cannot be read, or a folder that holds none."""
+
+
+class AnswerTakenError(EntroPrefillError, RuntimeError):
+    """A pending answer that was taken or closed before."""

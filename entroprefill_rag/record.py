@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from entroprefill_rag.errors import RecordError
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.0"  # of AuditRecord, which repeats it as a literal
 
 Outcome = Literal["pruned", "bypassed", "off"]
 
@@ -171,7 +171,7 @@ class Claims(_Entry):
 class AuditRecord(_Entry):
     """Everything that is needed to check, by recomputation, what one run claims."""
 
-    schema_version: Literal["1.0"] = SCHEMA_VERSION
+    schema_version: Literal["1.0"] = "1.0"
     created: str = Field(description="UTC, ISO 8601.")
     versions: dict[str, str]
     model: ModelInfo
@@ -241,6 +241,9 @@ class AuditRecord(_Entry):
         """Read a record from a file (see :meth:`from_json`)."""
         return cls.from_json(Path(path).read_bytes())
 
+    def __str__(self) -> str:
+        return repr(self)
+
     def __repr__(self) -> str:
         layer = f" at layer {self.accepted_layer}" if self.accepted_layer is not None else ""
         return (
@@ -304,6 +307,9 @@ class GenerationResult(_Entry):
     def pruned(self) -> bool:
         """Whether anything was removed."""
         return self.audit.outcome == "pruned"
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def __repr__(self) -> str:
         answer = self.answer if len(self.answer) <= 60 else self.answer[:57] + "..."

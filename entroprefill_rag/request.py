@@ -40,7 +40,7 @@ class RagRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    instruction: StrictStr = Field(default="", description="What the model is told to do; protected. Empty: the default.")
+    instruction: StrictStr = Field(default="", description="What the model is told to do; protected. Empty: default.")
     chunks: tuple[Chunk, ...] = Field(default=(), description="Retrieved passages in the order they are shown.")
     query: StrictStr = Field(description="The user's question; protected, and after every chunk.")
     history: tuple[Turn, ...] = Field(default=(), description="Earlier turns, oldest first; protected.")

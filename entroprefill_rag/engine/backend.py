@@ -20,7 +20,8 @@ from entroprefill_rag.engine import generation as gen
 from entroprefill_rag.engine.families import Anatomy
 from entroprefill_rag.engine.install import Installation
 from entroprefill_rag.engine.job import Job
-from entroprefill_rag.engine.layout import PromptStyle, build_layout
+from entroprefill_rag.engine.layout import PromptStyle, SegmentTokenizer, build_layout
+from entroprefill_rag.engine.pending import PendingAnswer, StreamItem
 from entroprefill_rag.engine.recording import OFF
 from entroprefill_rag.engine.run import ForwardFinished, LayerMonitor, PrefillRun
 from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiece
@@ -32,9 +33,7 @@ from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.masses import chunk_membership
 from entroprefill_rag.rule.monitor import Monitor
 
-__all__ = ["LocalBackend", "PromptStyle", "TextPiece"]
-
-StreamItem = PruneResult | TextPiece | GenerationResult
+__all__ = ["LocalBackend", "PendingAnswer", "PromptStyle", "StreamItem", "TextPiece"]
 
 
 class LocalBackend:
@@ -71,6 +70,7 @@ class LocalBackend:
         self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.revision = revision
         self.style = style or PromptStyle()
+        self._segments = SegmentTokenizer(tokenizer)
         self._installation = Installation(model)
         self._prefill_turn = threading.Lock()
         self._workers = Workers(workers)
@@ -174,7 +174,7 @@ class LocalBackend:
         config = config or PruningConfig()
         return build_layout(
             request,
-            self.tokenizer,
+            self._segments,
             style=self.style,
             sink_tokens=config.sink_tokens,
             max_positions=getattr(self.anatomy.config, "max_position_embeddings", None),
@@ -241,6 +241,13 @@ class LocalBackend:
         """
         job = self._prepare(request, config, generation)
         return iterate(partial(self._answer, job), job.cancelled)
+
+    def begin(self, request: RagRequest, config: PruningConfig | None = None, **generation: Any) -> PendingAnswer:
+        """Prefill and prune now, decode later: the run waits before its first token until its answer is taken.
+
+        Bad input raises here. An answer that nobody takes frees its cache when it is closed or collected.
+        """
+        return PendingAnswer(self._prepare(request, config, generation), self._answer, self.model_info)
 
     async def agenerate(
         self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
@@ -379,7 +386,7 @@ class LocalBackend:
         sequences = output if isinstance(output, Tensor) else output.sequences
         generated: list[int] = sequences[0, job.layout.n_tokens :].tolist()
         answer = decode(generated)
-        trials = job.monitor.finish() if job.monitor is not None and job.config.dual_bound == "lazy" else None
+        trials = job.monitor.finish() if job.monitor is not None else None
         record = job.record(self.model_info, trials=trials, answer=answer)
         effective = gen.effective(self.model, job.generation)
         most = gen.new_tokens(effective, job.generation, job.layout.n_tokens)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from entroprefill_rag.record import Reason
+from entroprefill_rag.rule.cost import ModelShape
 
 PREFIX = "entroprefill_"
 _ATTENTION_NAMES = ("self_attn", "attention", "attn")
@@ -153,6 +154,26 @@ def fingerprint(model: nn.Module, tokenizer: Any) -> str:
     digest.update(json.dumps(ordered, ensure_ascii=True).encode())
     digest.update(str(getattr(tokenizer, "chat_template", None)).encode())
     return digest.hexdigest()[:16]
+
+
+def shape_of(model: nn.Module, anatomy: Anatomy) -> ModelShape:
+    """Sizes of the model for the cost model (section 9); a mixture of experts counts the experts a token visits."""
+    config: Any = anatomy.config
+    hidden, heads = int(config.hidden_size), anatomy.query_heads
+    experts = int(getattr(config, "num_experts_per_tok", None) or 1)
+    inner = int(getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
+    _, dtype = device_and_dtype(model)
+    return ModelShape(
+        layers=len(anatomy.layers),
+        hidden=hidden,
+        intermediate=inner * experts,
+        query_heads=heads,
+        kv_heads=anatomy.kv_heads,
+        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+        vocab=int(config.vocab_size),
+        bytes_per_value=dtype.itemsize,
+        windows=anatomy.windows,
+    )
 
 
 def monitorable(anatomy: Anatomy, document_block: tuple[int, int], n_tokens: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ class Job:
         monitor: None where nothing will be pruned; `refusal` says why.
         layout_seconds: time spent before the model is entered.
         for_other_model: the retained chunks go to another model.
+        gate: called once the prompt has passed the last layer and its turn is given back; may wait there.
     """
 
     request: RagRequest
@@ -38,7 +39,9 @@ class Job:
     run: PrefillRun
     layout_seconds: float
     for_other_model: bool = False
+    gate: Callable[[], None] | None = None
     wait_seconds: float = 0.0
+    idle_seconds: float = 0.0
     ended: float | None = None
 
     @property
@@ -61,11 +64,16 @@ class Job:
                 held = False
                 lock.release()
 
-        self.run.on_prefilled = give_back
+        self.run.on_prefilled = lambda: self._after_prefill(give_back)
         try:
             yield
         finally:
             give_back()
+
+    def _after_prefill(self, give_back: Callable[[], None]) -> None:
+        give_back()
+        if self.gate is not None:
+            self.gate()
 
     def timings(self) -> Timings:
         """Seconds of the parts, as far as the run has come."""
@@ -80,7 +88,7 @@ class Job:
             shallow=max(0.0, decided - begin - stamps.rule),
             rule=stamps.rule,
             deep=max(0.0, prefilled - decided),
-            decode=max(0.0, self.ended - prefilled) if self.ended is not None else 0.0,
+            decode=max(0.0, self.ended - prefilled - self.idle_seconds) if self.ended is not None else 0.0,
         )
 
     def record(

@@ -15,7 +15,7 @@ from transformers import TextStreamer
 from entroprefill_rag import AuditRecord, GenerationResult, LocalBackend, PruneResult, PruningConfig
 from entroprefill_rag.engine.backend import TextPiece
 from entroprefill_rag.engine.tap import ACTIVE_RUN
-from entroprefill_rag.errors import BackendClosedError, ConfigError, PromptOverflowError
+from entroprefill_rag.errors import AnswerTakenError, BackendClosedError, ConfigError, PromptOverflowError
 
 SEEDED = LOOSE.model_copy(update={"audit": LOOSE.audit.model_copy(update={"seed": 7})})
 OFF = PruningConfig(enabled=False)
@@ -171,6 +171,46 @@ def test_a_stream_is_outcome_then_text_then_result(backend):
 def test_bad_input_to_a_stream_raises_at_the_call(backend):
     with pytest.raises(ConfigError, match="layers"):
         backend.stream(request(), LOOSE.model_copy(update={"layers": (5,)}))
+
+
+def test_a_pending_answer_is_pruned_now_and_decoded_when_taken(backend):
+    with backend.begin(request(), SEEDED, max_new_tokens=9) as pending:
+        assert pending.outcome.pruned
+        # Its prefill is over: others may run while it waits.
+        expected = backend.generate(request(), SEEDED, max_new_tokens=9)
+        assert pending.result().answer == expected.answer
+        with pytest.raises(AnswerTakenError):
+            pending.stream()
+
+
+def test_a_pending_answer_streams_like_any_other(backend):
+    items = list(backend.begin(request(), SEEDED, max_new_tokens=9).stream())
+    assert [type(item) for item in items[:2]] == [PruneResult, TextPiece]
+    assert "".join(item.text for item in items[1:-1]) == items[-1].answer
+
+
+@pytest.mark.parametrize("leave", ["close", "drop"])
+def test_a_pending_answer_that_nobody_takes_leaves(backend, leave):
+    pending = backend.begin(request(), LOOSE, max_new_tokens=9)
+    if leave == "close":
+        pending.close()
+        with pytest.raises(AnswerTakenError):
+            pending.result()
+    else:
+        del pending
+        gc.collect()
+    assert not streaming_threads()
+
+
+def test_a_prefill_that_fails_raises_where_the_answer_is_begun(backend):
+    def fail(*_):
+        raise RuntimeError("layer broke")
+
+    hook = backend.anatomy.layers[4].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="layer broke"):
+        backend.begin(request(), LOOSE)
+    hook.remove()
+    assert not streaming_threads()
 
 
 def test_async_calls_equal_sync_ones_and_keep_the_loop_free(backend):
