@@ -94,7 +94,7 @@ class PrefillRun:
         self._prefilling = False
         self._started = False
         self._seen = 0
-        self._queries = torch.empty(0, dtype=torch.long)
+        self._queries = torch.empty(0, dtype=torch.long, device="cpu")
         self._padding: Tensor | None = None
         self._memberships: dict[torch.device, Tensor] = {}
         self._last = monitor.layers[-1] if monitor is not None and monitor.layers else None
@@ -113,7 +113,7 @@ class PrefillRun:
             self.stamps.begin = time.perf_counter()
             if self.monitor is not None and (batch != 1 or length != self.n_tokens):
                 self.refuse("prompt_split", f"the first forward took {batch} x {length} of {self.n_tokens} tokens")
-        self._queries = torch.arange(self._seen, self._seen + length)
+        self._queries = torch.arange(self._seen, self._seen + length, device="cpu")
         self._seen += length
 
     def end_forward(self) -> None:
@@ -239,7 +239,7 @@ class PrefillRun:
             visible = mask[0].bool().cpu()
             self._padding = None if bool(visible.all()) else visible
         elif self._padding is not None and total > self._padding.numel():
-            more = torch.ones(total - self._padding.numel(), dtype=torch.bool)
+            more = torch.ones(total - self._padding.numel(), dtype=torch.bool, device="cpu")
             self._padding = torch.cat([self._padding, more])
 
     def _append_mask(self, layer: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -255,7 +255,7 @@ class PrefillRun:
         if not isinstance(hidden, Tensor):
             raise RuntimeError(f"layer {layer} was called without hidden states")
         past = int(queries[0])
-        held = torch.cat([self.gather.kept, torch.arange(self.n_tokens, past)])
+        held = torch.cat([self.gather.kept, torch.arange(self.n_tokens, past, device="cpu")])
         stored = stored_tokens(find_cache(kwargs), layer)
         keys = torch.cat([held[held.numel() - stored :], queries])
         return append_mask(

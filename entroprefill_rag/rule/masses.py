@@ -41,7 +41,7 @@ def chunk_membership(spans: Spans, n: int, *, first: int = 0, device: torch.devi
     Returns:
         ``[n, k]`` float32.
     """
-    membership = torch.zeros(n, len(spans), dtype=torch.float32)
+    membership = torch.zeros(n, len(spans), dtype=torch.float32, device="cpu")
     for i, (start, end) in enumerate(spans):
         membership[max(start, first) : max(end, first), i] = 1.0
     return membership.to(device)

@@ -172,7 +172,7 @@ class Monitor:
         if trial.verdict.code not in ("accepted", "streak"):
             self._streak, self._agreed = 0, ()
         self.trials.append(trial)
-        kept = torch.ones(self._layout.n_tokens, dtype=torch.bool)
+        kept = torch.ones(self._layout.n_tokens, dtype=torch.bool, device="cpu")
         if trial.verdict.code != "accepted":
             return Decision(False, (), kept.nonzero().flatten())
         kept[torch.from_numpy(self._removed_tokens(trial))] = False

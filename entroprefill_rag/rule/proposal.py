@@ -54,7 +54,7 @@ class Proposal:
 def proposal_rows(suffix: tuple[int, int], most: int) -> Tensor:
     """Positions of the proposal rows: the last of the suffix, at most ``most`` and at most half of it, at least one."""
     start, end = suffix
-    return torch.arange(end - max(1, min(most, (end - start) // 2)), end)
+    return torch.arange(end - max(1, min(most, (end - start) // 2)), end, device="cpu")
 
 
 class Proposer:
