@@ -5,7 +5,7 @@ VENV := .venv
 LOWEST := .venv-lowest
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
-QUESTION ?= How many tokens of a chunk may be removed, and who decides?
+QUESTION ?= What is the audit?
 
 .PHONY: help demo test test-fast test-lowest lint format bench-prefill install models clean
 
