@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -192,6 +194,17 @@ def build(name: str, kernel: str) -> PreTrainedModel:
 def shared(name: str, kernel: str) -> PreTrainedModel:
     """The model of ``build``, built once per session: for tests that leave it as they found it."""
     return build(name, kernel)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: for models this small, handing work to a second one costs many times the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _draw_weights(model: PreTrainedModel, seed_name: str) -> None:

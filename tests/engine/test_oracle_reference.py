@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
-from families_for_tests import CASES, FAMILIES, FULL, LAYERS, LONG, SHORT, WINDOW, Prompt, shared
+from families_for_tests import CASES, FAMILIES, FULL, LAYERS, LONG, SHORT, WINDOW, Prompt, one_thread, shared
 from oracle import (
     allowed_pairs,
     masked_full_run,
@@ -22,6 +23,12 @@ ROUNDING = 1e-5
 CLEARLY = 1e-2
 
 families_and_kernels = pytest.mark.parametrize(("name", "kernel"), CASES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 def plain_logits(model: PreTrainedModel, ids: list[int], padding: int = 0) -> Tensor:
