@@ -81,6 +81,7 @@ def main() -> None:
         if not hasattr(error, "format_message"):  # what typer raises for a wrong command line
             raise
         place = getattr(getattr(error, "ctx", None), "command_path", "entroprefill")
-        typer.echo(f"entroprefill: {' '.join(error.format_message().split())} (see {place} --help)", err=True)
+        if message := " ".join(error.format_message().split()):  # empty where the help was shown instead
+            typer.echo(f"entroprefill: {message} (see {place} --help)", err=True)
         code = 2
     sys.exit(code if isinstance(code, int) else 0)

@@ -115,7 +115,8 @@ def _quiet(verbose: bool) -> Iterator[None]:
         return
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
         os.environ.setdefault(name, "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
+        os.environ.setdefault(name, "error")
     for name in ("sentence_transformers", "huggingface_hub", "transformers", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():

@@ -32,7 +32,8 @@ def what_is_asked(question: str | None, docs: Path | None, request: Path | None)
         raise RequestError("the question is empty; ask something")
     if docs is None:
         raise RequestError("no documents; give a folder or a file with --docs PATH (or --request FILE)")
-    return question, docs
+    # Bytes of the command line that are not UTF-8 arrive as lone surrogates, which no tokenizer takes.
+    return question.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), docs
 
 
 def check_outputs(outputs: dict[str, Path | None]) -> None:

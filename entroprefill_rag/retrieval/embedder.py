@@ -66,7 +66,9 @@ class SentenceEmbedder:
             raise ModelSourceError(
                 f"{self.name} is a language model, not an embedder; leave the embedder out, or use {DEFAULT_EMBEDDER}"
             )
-        self._place = str(path_of(self.name)) if packaged is not None else self.name
+        self._place = str(path_of(self.name) if packaged is not None else Path(self.name).expanduser())
+        if self.name.startswith((".", "~", "/")) and not Path(self._place).is_dir():
+            raise ModelSourceError(f"there is no folder {self.name!r} to load the embedding model from")
         self._packaged = packaged
 
     @property

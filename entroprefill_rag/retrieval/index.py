@@ -123,6 +123,8 @@ class FolderIndex:
         """
         if not query.strip():
             raise RequestError("the question is empty; ask something")
+        if any("\ud800" <= mark <= "\udfff" for mark in query):
+            raise RequestError("the question holds lone surrogates, which are no text; decode it with errors='replace'")
         if top_k < 1:
             raise RequestError(f"top_k must be at least 1, got {top_k}")
         asked = self.embedder.query(query)

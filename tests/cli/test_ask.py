@@ -217,6 +217,18 @@ def test_a_wrong_command_line_is_one_line_too():
         assert result.stderr.count("\n") == 1
 
 
+def test_a_group_without_its_command_shows_its_help():
+    result = run("cache")
+    assert "clear" in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_question_that_is_not_utf8_is_asked_with_replacements(docs, tmp_path):
+    from entroprefill_rag.cli.inputs import what_is_asked
+
+    assert what_is_asked("caf\udce9?", docs, None) == ("caf\ufffd?", docs)
+
+
 def test_the_version_is_shown():
     from entroprefill_rag import __version__
 

@@ -37,10 +37,16 @@ def test_the_fingerprint_of_a_folder_changes_with_its_files(tmp_path):
     assert embedder.fingerprint != before
 
 
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ModelSourceError, match="there is no folder"):
+        SentenceEmbedder(str(tmp_path / "missing"))
+
+
 @pytest.mark.slow
 def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ModelSourceError, match="cannot be loaded"):
-        SentenceEmbedder(str(tmp_path / "missing")).query("x")
+    with pytest.raises(ModelSourceError, match="cannot be loaded") as refused:
+        SentenceEmbedder(str(tmp_path)).query("x")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow

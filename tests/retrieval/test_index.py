@@ -206,6 +206,8 @@ def test_bad_questions_are_refused(docs):
     index = FolderIndex.open(docs, LetterEmbedder())
     with pytest.raises(RequestError, match="the question is empty"):
         index.search(" ")
+    with pytest.raises(RequestError, match="lone surrogates"):
+        index.search("a\udcff")
     with pytest.raises(RequestError, match="top_k must be at least 1, got 0"):
         index.search("a", 0)
 
