@@ -14,8 +14,8 @@ from families_for_tests import CASES, LAYERS, LONG, QUERY_HEADS, SHORT, Prompt, 
 from matrix_subject import ForcedDecision, Subject, greedy, subject
 from oracle import reference_attention_rows
 
-# Probabilities are at most 1, from one softmax in float32 over logits that carry the rounding of the layers below: seen,
-# at most 1.8e-6.
+# Probabilities are at most 1, from one softmax in float32 over logits that carry the rounding of the layers below them:
+# seen, at most 1.8e-6.
 TOLERANCE = 1e-5
 
 
