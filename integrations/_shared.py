@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _FULL_RECORD = "get_audit(response) gives the full record"
 
-# Backends at work in this process, by token: pickles carry the token, never the weights. Weak: keeps nothing alive.
+# Names a backend that was given as an object; can be no hub id and no folder's usual name.
+_OBJECT = "object:"
+# Backends at work in this process, by name: pickles carry the name, never the weights. Weak: keeps nothing alive.
 _LIVING: weakref.WeakValueDictionary[str, LocalBackend] = weakref.WeakValueDictionary()
 _LOADING = threading.Lock()
 _default: LocalBackend | str | None = None
@@ -44,7 +46,8 @@ class BackendSource:
 
     Args:
         backend: one that is loaded already.
-        model: a hub id, folder, GGUF file or packaged name, as for ``LocalBackend.from_pretrained``.
+        model: a hub id, folder, GGUF file or packaged name, as for ``LocalBackend.from_pretrained``; or the ``model``
+            of another source, which also names a backend given as an object, as long as that lives in this process.
     """
 
     def __init__(self, backend: LocalBackend | None = None, model: str | None = None) -> None:
@@ -53,10 +56,10 @@ class BackendSource:
                 f"both backend={backend!r} and model={model!r} were given; the backend holds a model already, so pass "
                 "one of them"
             )
-        self.model = model
+        if model is not None and model.startswith(_OBJECT):
+            backend = _LIVING.get(model)
+        self.model = _register(backend) if backend is not None and model is None else model
         self._backend = backend
-        self._token = _register(backend) if backend is not None else None
-        self._lost = False
 
     @property
     def loaded(self) -> bool:
@@ -68,7 +71,7 @@ class BackendSource:
         """The model's name as far as it is known without loading it."""
         if self._backend is not None:
             return self._backend.name
-        return self.model or "default"
+        return "default" if self.model is None or self.model.startswith(_OBJECT) else self.model
 
     def get(self) -> LocalBackend:
         """The backend, loaded now if need be. Safe to call from many threads.
@@ -84,10 +87,10 @@ class BackendSource:
         return self._backend
 
     def _find(self) -> LocalBackend:
-        if self._lost:
+        if self.model is not None and self.model.startswith(_OBJECT):
             raise ConfigError(
-                "this copy came from another process, which had been given its backend as an object, and weights do "
-                "not travel in a pickle; name the model (model='...'), or pass backend=... again here"
+                "the backend was given as an object, in another process or gone by now, and weights do not travel in a "
+                "pickle or dict; name the model (model='...'), or pass backend=... again here"
             )
         from entroprefill_rag.engine.backend import LocalBackend
         from entroprefill_rag.engine.sources import resolve_model
@@ -106,12 +109,11 @@ class BackendSource:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "token": self._token}
+        return {"model": self.model}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.model, self._token = state["model"], state["token"]
-        self._backend = _LIVING.get(self._token) if self._token is not None else None
-        self._lost = self._token is not None and self._backend is None
+        self.model = state["model"]
+        self._backend = _LIVING.get(self.model) if self.model is not None else None
 
     def __repr__(self) -> str:
         return f"BackendSource({self.name!r}, {'loaded' if self.loaded else 'not loaded'})"
@@ -119,9 +121,9 @@ class BackendSource:
 
 def _register(backend: LocalBackend) -> str:
     for token, living in list(_LIVING.items()):
-        if living is backend:
+        if living is backend and token.startswith(_OBJECT):
             return token
-    token = f"object:{uuid.uuid4()}"
+    token = f"{_OBJECT}{uuid.uuid4()}"
     _LIVING[token] = backend
     return token
 

@@ -195,8 +195,8 @@ def monitorable(anatomy: Anatomy, document_block: tuple[int, int], n_tokens: int
 def default_layers(anatomy: Anatomy, candidates: tuple[int, ...], most: int = 8) -> tuple[int, ...]:
     """Candidates between 45% and 80% of the stack, at most ``most``, evenly spread.
 
-    Earlier layers attend to documents much and find evidence little (benchmarks/defaults.md). Where only a few layers
-    attend globally, each of them from a quarter of the stack on is worth a look.
+    Earlier layers attend to documents much and find evidence little. Where only a few layers attend globally, each of
+    them from a quarter of the stack on is worth a look. Provisional, until profiles per model are measured.
     """
     depth = len(anatomy.layers)
     globally = sum(window is None for window in anatomy.windows)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from entroprefill_rag.integrations.langchain.documents import PrunedDocuments
 from langchain_core.messages import BaseMessage
 from pydantic import ValidationError
 
 from entroprefill_rag.errors import RecordError
+from entroprefill_rag.integrations.langchain.documents import PrunedDocuments
 from entroprefill_rag.record import AuditRecord
 
 IncludeRecord = Literal["summary", "full"]

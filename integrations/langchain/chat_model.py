@@ -8,13 +8,6 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from entroprefill_rag.integrations._shared import summary
-from entroprefill_rag.integrations.langchain import messages as conversation
-from entroprefill_rag.integrations.langchain.audit import HOW, RECORD, SUMMARY
-from entroprefill_rag.integrations.langchain.batching import OneAtATime
-from entroprefill_rag.integrations.langchain.documents import Retrieved
-from entroprefill_rag.integrations.langchain.settings import GenerationSettings
-from entroprefill_rag.integrations.langchain.stopping import StopText, cut
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LangSmithParams
@@ -26,6 +19,13 @@ from pydantic import ConfigDict, Field
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.engine.prompt_style import PromptStyle
 from entroprefill_rag.errors import ConfigError
+from entroprefill_rag.integrations._shared import summary
+from entroprefill_rag.integrations.langchain import messages as conversation
+from entroprefill_rag.integrations.langchain.audit import HOW, RECORD, SUMMARY
+from entroprefill_rag.integrations.langchain.batching import OneAtATime
+from entroprefill_rag.integrations.langchain.documents import Retrieved
+from entroprefill_rag.integrations.langchain.settings import GenerationSettings
+from entroprefill_rag.integrations.langchain.stopping import StopText, cut
 from entroprefill_rag.record import AuditRecord, GenerationResult, PruneResult, Usage
 from entroprefill_rag.request import RagRequest
 

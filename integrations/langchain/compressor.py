@@ -6,10 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from entroprefill_rag.integrations._shared import summary
-from entroprefill_rag.integrations.langchain.documents import PrunedDocuments, Retrieved
-from entroprefill_rag.integrations.langchain.messages import question
-from entroprefill_rag.integrations.langchain.settings import PruningSettings
 from langchain_core.callbacks import Callbacks, adispatch_custom_event, dispatch_custom_event
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
@@ -17,6 +13,10 @@ from langchain_core.runnables.config import ensure_config, get_async_callback_ma
 from pydantic import ConfigDict, Field
 
 from entroprefill_rag.errors import RequestError
+from entroprefill_rag.integrations._shared import summary
+from entroprefill_rag.integrations.langchain.documents import PrunedDocuments, Retrieved
+from entroprefill_rag.integrations.langchain.messages import question
+from entroprefill_rag.integrations.langchain.settings import PruningSettings
 from entroprefill_rag.record import AuditRecord, PruneResult
 from entroprefill_rag.request import RagRequest
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entroprefill_rag.integrations._shared import Ids, unique_ids
 from langchain_core.documents import Document
 
 from entroprefill_rag.errors import RequestError
+from entroprefill_rag.integrations._shared import Ids, unique_ids
 from entroprefill_rag.record import AuditRecord
 from entroprefill_rag.request import Chunk
 

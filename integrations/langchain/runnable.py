@@ -7,12 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from entroprefill_rag.integrations.langchain import messages as conversation
-from entroprefill_rag.integrations.langchain.audit import RECORD, SUMMARY
-from entroprefill_rag.integrations.langchain.batching import OneAtATime
-from entroprefill_rag.integrations.langchain.chat_model import ChatEntroPrefill
-from entroprefill_rag.integrations.langchain.documents import Retrieved
-from entroprefill_rag.integrations.langchain.settings import GenerationSettings
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage
@@ -22,6 +16,12 @@ from langchain_core.runnables.utils import AddableDict
 from pydantic import BaseModel, ConfigDict, Field
 
 from entroprefill_rag.errors import RequestError
+from entroprefill_rag.integrations.langchain import messages as conversation
+from entroprefill_rag.integrations.langchain.audit import RECORD, SUMMARY
+from entroprefill_rag.integrations.langchain.batching import OneAtATime
+from entroprefill_rag.integrations.langchain.chat_model import ChatEntroPrefill
+from entroprefill_rag.integrations.langchain.documents import Retrieved
+from entroprefill_rag.integrations.langchain.settings import GenerationSettings
 
 
 class RagInput(BaseModel):

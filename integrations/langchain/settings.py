@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from entroprefill_rag.integrations._shared import BackendSource, restyled
-from entroprefill_rag.integrations.langchain.audit import IncludeRecord
-from entroprefill_rag.integrations.langchain.templates import as_style
 from pydantic import BaseModel, Field, SkipValidation
 
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.errors import ConfigError
+from entroprefill_rag.integrations._shared import BackendSource, restyled
+from entroprefill_rag.integrations.langchain.audit import IncludeRecord
+from entroprefill_rag.integrations.langchain.templates import as_style
 
 if TYPE_CHECKING:
     from entroprefill_rag.engine.backend import LocalBackend

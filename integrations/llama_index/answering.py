@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from entroprefill_rag.integrations.llama_index.events import ModelCall
 from entroprefill_rag.integrations.llama_index.task import Task
-
 from entroprefill_rag.record import GenerationResult, PruneResult
 
 if TYPE_CHECKING:

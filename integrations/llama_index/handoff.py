@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from entroprefill_rag.integrations.llama_index.nodes import RetainedNode
-from entroprefill_rag.integrations.llama_index.task import Task
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from entroprefill_rag.errors import AnswerTakenError
+from entroprefill_rag.integrations.llama_index.nodes import RetainedNode
+from entroprefill_rag.integrations.llama_index.task import Task
 
 if TYPE_CHECKING:
     from entroprefill_rag.engine.pending import PendingAnswer

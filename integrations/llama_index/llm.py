@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from entroprefill_rag.integrations._shared import BackendSource, restyled
-from entroprefill_rag.integrations.llama_index.events import usage_of
 from llama_index.core.base.llms.generic_utils import (
     astream_completion_response_to_chat_response,
     completion_response_to_chat_response,
@@ -29,6 +27,8 @@ from llama_index.core.settings import Settings
 
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.errors import ModelSourceError
+from entroprefill_rag.integrations._shared import BackendSource, restyled
+from entroprefill_rag.integrations.llama_index.events import usage_of
 from entroprefill_rag.record import GenerationResult
 from entroprefill_rag.request import RagRequest
 

@@ -7,6 +7,14 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.errors import RequestError, TemplateError
 from entroprefill_rag.integrations._shared import BackendSource, summary
 from entroprefill_rag.integrations.llama_index.answering import abegin
 from entroprefill_rag.integrations.llama_index.events import reranking, say_audit
@@ -16,14 +24,6 @@ from entroprefill_rag.integrations.llama_index.nodes import Trace, retained_node
 from entroprefill_rag.integrations.llama_index.prompts import DEFAULT_TEXT_QA, as_template
 from entroprefill_rag.integrations.llama_index.synthesizer import EntroPrefillSynthesizer
 from entroprefill_rag.integrations.llama_index.task import Setup, Task
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
-from llama_index.core.prompts.mixin import PromptDictType
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
-
-from entroprefill_rag.config import PruningConfig
-from entroprefill_rag.errors import RequestError, TemplateError
 from entroprefill_rag.record import PruneResult
 
 if TYPE_CHECKING:
@@ -91,9 +91,8 @@ class EntroPrefillPostprocessor(BaseNodePostprocessor):
         self, backend: LocalBackend | None = None, *, source: BackendSource | None = None, **fields: Any
     ) -> None:
         source = source or BackendSource(backend, fields.get("model"))
-        if backend is not None:
-            # So that a serialized copy names the model it had, and does not quietly take another.
-            fields["model"] = backend.name
+        # So that a serialized copy finds the backend it had, and does not quietly take another.
+        fields["model"] = source.model
         super().__init__(**fields)
         self._source = source
         self._partner = _Partner()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from entroprefill_rag.integrations.llama_index.synthesizer import EntroPrefillSynthesizer
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -15,6 +14,7 @@ from llama_index.core.schema import MetadataMode
 
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.errors import ConfigError
+from entroprefill_rag.integrations.llama_index.synthesizer import EntroPrefillSynthesizer
 
 if TYPE_CHECKING:
     from entroprefill_rag.engine.backend import LocalBackend

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from entroprefill_rag.integrations.llama_index.nodes import Trace
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 
+from entroprefill_rag.integrations.llama_index.nodes import Trace
 from entroprefill_rag.record import AuditRecord
 
 

@@ -6,6 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
+from llama_index.core.llms import LLM
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, QueryType, TextNode
+from llama_index.core.types import RESPONSE_TEXT_TYPE
+
+from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.integrations._shared import BackendSource, summary
 from entroprefill_rag.integrations.llama_index.answering import Answering
 from entroprefill_rag.integrations.llama_index.events import ModelCall, say_audit
@@ -19,18 +31,6 @@ from entroprefill_rag.integrations.llama_index.responses import (
     EntroPrefillStreamingResponse,
 )
 from entroprefill_rag.integrations.llama_index.task import Setup, Task
-from llama_index.core.base.response.schema import RESPONSE_TYPE
-from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
-from llama_index.core.llms import LLM
-from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.prompts.mixin import PromptDictType
-from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, QueryType, TextNode
-from llama_index.core.types import RESPONSE_TEXT_TYPE
-
-from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.record import GenerationResult, PruneResult
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from entroprefill_rag.integrations._shared import BackendSource, Ids, restyled, unique_ids
-from entroprefill_rag.integrations.llama_index.prompts import wording
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, NodeWithScore
 
 from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.integrations._shared import BackendSource, Ids, restyled, unique_ids
+from entroprefill_rag.integrations.llama_index.prompts import wording
 from entroprefill_rag.record import GenerationResult, PruneResult
 from entroprefill_rag.request import Chunk, RagRequest
 
