@@ -119,6 +119,23 @@ def _quiet(verbose: bool) -> Iterator[None]:
         os.environ.setdefault(name, "error")
     for name in ("sentence_transformers", "huggingface_hub", "transformers", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _no_loading_bars():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def _no_loading_bars() -> Iterator[None]:
+    # transformers reads the variable above when it is imported; a program that imported it before us has its own bars.
+    if "transformers" not in sys.modules:
+        yield
+        return
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()

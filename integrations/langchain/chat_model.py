@@ -58,9 +58,11 @@ class _Call:
         metadata = {SUMMARY: self.summary(outcome.audit), "model_name": self.backend.name}
         return ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=metadata))
 
-    def last(self, result: GenerationResult, held: str) -> ChatGenerationChunk:
+    def last(self, result: GenerationResult, stop: StopText) -> ChatGenerationChunk:
         """Comes after the last token: token counts, and the full record if asked for."""
-        metadata: dict[str, Any] = {"finish_reason": result.finish_reason, **self.record(result)}
+        held = stop.rest()
+        reason = "stop" if stop.stopped else result.finish_reason
+        metadata: dict[str, Any] = {"finish_reason": reason, **self.record(result)}
         return ChatGenerationChunk(
             message=AIMessageChunk(
                 content=held,
@@ -74,15 +76,14 @@ class _Call:
         return {RECORD: result.audit.to_dict()} if self.full else {}
 
     def whole(self, result: GenerationResult) -> ChatResult:
+        answer, stopped = cut(result.answer, self.stops)
         metadata = {
             SUMMARY: self.summary(result.audit, usage=result.usage, timings=result.timings),
             "model_name": self.backend.name,
-            "finish_reason": result.finish_reason,
+            "finish_reason": "stop" if stopped else result.finish_reason,
             **self.record(result),
         }
-        message = AIMessage(
-            content=cut(result.answer, self.stops), response_metadata=metadata, usage_metadata=usage(result.usage)
-        )
+        message = AIMessage(content=answer, response_metadata=metadata, usage_metadata=usage(result.usage))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def chunk(self, item: StreamItem, stop: StopText) -> ChatGenerationChunk | None:
@@ -90,7 +91,7 @@ class _Call:
         if isinstance(item, PruneResult):
             return self.first(item)
         if isinstance(item, GenerationResult):
-            return self.last(item, stop.rest())
+            return self.last(item, stop)
         text = stop.push(item.text)
         return ChatGenerationChunk(message=AIMessageChunk(content=text)) if text else None
 

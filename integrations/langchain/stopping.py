@@ -17,6 +17,11 @@ class StopText:
         self._held = ""
         self._stopped = False
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text has come."""
+        return self._stopped
+
     def push(self, text: str) -> str:
         """What may be shown now that ``text`` has come."""
         if self._stopped:
@@ -38,10 +43,10 @@ class StopText:
         return shown
 
 
-def cut(text: str, stops: Sequence[str]) -> str:
-    """``text`` up to the first stop text."""
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """``text`` up to the first stop text, and whether there is one."""
     stop = StopText(stops)
-    return stop.push(text) + stop.rest()
+    return stop.push(text) + stop.rest(), stop.stopped
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -1,6 +1,7 @@
 """EntroPrefillRunnable: every way to call it, every way to compose it."""
 
 import copy
+import functools
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,7 @@ def test_f09_a_batch_is_serial_unless_more_is_asked_for(ep, given, monkeypatch):
     at_work, most, lock = [0], [0], threading.Lock()
     plain = EntroPrefillRunnable._invoke
 
+    @functools.wraps(plain)
     def counted(self, *args, **kwargs):
         with lock:
             at_work[0] += 1
