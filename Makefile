@@ -54,12 +54,12 @@ define install-into
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	@echo "Installing into $(1), for minutes the first time"
 	@$(1)/bin/python -m pip install $(PIP_FLAGS) "$(TORCH)"
-	@$(1)/bin/python -m pip install $(PIP_FLAGS) --constraint $(2) --editable ".[dev,cli]"
+	@$(1)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints/$(2).txt --editable ".[$(3)]"
 	@touch $(1)/.installed
 endef
 
 $(VENV)/.installed: pyproject.toml constraints/newest.txt
-	$(call install-into,$(VENV),constraints/newest.txt)
+	$(call install-into,$(VENV),newest,dev-all)
 
 $(LOWEST)/.installed: pyproject.toml constraints/lowest.txt
-	$(call install-into,$(LOWEST),constraints/lowest.txt)
+	$(call install-into,$(LOWEST),lowest,dev)
