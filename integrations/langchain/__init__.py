@@ -18,6 +18,7 @@ from entroprefill_rag.integrations.langchain.audit import get_audit
 from entroprefill_rag.integrations.langchain.chat_model import ChatEntroPrefill
 from entroprefill_rag.integrations.langchain.compressor import EntroPrefillCompressor
 from entroprefill_rag.integrations.langchain.documents import PrunedDocuments
+from entroprefill_rag.integrations.langchain.embeddings import LocalEmbeddings
 from entroprefill_rag.integrations.langchain.pipeline import backend_from_pipeline
 from entroprefill_rag.integrations.langchain.runnable import EntroPrefillRunnable
 
@@ -25,6 +26,7 @@ __all__ = [
     "ChatEntroPrefill",
     "EntroPrefillCompressor",
     "EntroPrefillRunnable",
+    "LocalEmbeddings",
     "PrunedDocuments",
     "backend_from_pipeline",
     "get_audit",
