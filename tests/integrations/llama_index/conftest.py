@@ -59,10 +59,9 @@ def nodes():
 def documents():
     """The project's own pages, read and split with LlamaIndex; short pieces, as the tiny model counts bytes."""
     pages = SimpleDirectoryReader(str(ROOT / "docs"), required_exts=[".md"]).load_data()
-    pieces = SentenceSplitter(chunk_size=48, chunk_overlap=0, include_metadata=False).get_nodes_from_documents(pages)
-    for piece in pieces:
-        piece.excluded_llm_metadata_keys = sorted(piece.metadata)
-    return pieces[:40]
+    for page in pages:
+        page.excluded_llm_metadata_keys = page.excluded_embed_metadata_keys = sorted(page.metadata)
+    return SentenceSplitter(chunk_size=48, chunk_overlap=0).get_nodes_from_documents(pages)[:40]
 
 
 @pytest.fixture
