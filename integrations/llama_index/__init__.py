@@ -18,6 +18,7 @@ except ImportError as error:
     ) from error
 
 from entroprefill_rag.integrations._shared import set_default_backend
+from entroprefill_rag.integrations.llama_index.embeddings import LocalEmbedding
 from entroprefill_rag.integrations.llama_index.events import EntroPrefillAuditEvent
 from entroprefill_rag.integrations.llama_index.llm import EntroPrefillLLM, backend_from_llm
 from entroprefill_rag.integrations.llama_index.nodes import RetainedNode, get_audit
@@ -39,6 +40,7 @@ __all__ = [
     "EntroPrefillResponse",
     "EntroPrefillStreamingResponse",
     "EntroPrefillSynthesizer",
+    "LocalEmbedding",
     "RetainedNode",
     "backend_from_llm",
     "get_audit",
