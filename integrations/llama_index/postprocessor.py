@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -189,10 +188,8 @@ class EntroPrefillPostprocessor(BaseNodePostprocessor):
         query = _asked(query_bundle)
         if not nodes:
             return []
-        if not self._source.loaded:
-            await asyncio.to_thread(self._source.get)
         setup, hand_over = self._setup()
-        task = setup.task(nodes, query.query_str)
+        task = await setup.atask(nodes, query.query_str)
         with reranking(self.callback_manager, nodes, query, task.backend.name) as kept:
             if hand_over:
                 kept.nodes = self._handed(task, await abegin(task))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +83,8 @@ class EntroPrefillSynthesizer(BaseSynthesizer):
             llm=llm or EntroPrefillLLM(self._source),
             callback_manager=callback_manager,
             streaming=streaming,
-            empty_response=empty_response,
         )
+        self._empty_response = empty_response or "Empty Response"  # LlamaIndex's own word
         self._config = config or PruningConfig()
         self._template = as_template(text_qa_template)
         self._instruction = instruction
@@ -158,9 +157,7 @@ class EntroPrefillSynthesizer(BaseSynthesizer):
                 return response
             payload = {EventPayload.QUERY_STR: asked.query_str}
             with self._callback_manager.event(CBEventType.SYNTHESIZE, payload=payload) as event:
-                if not self._source.loaded:
-                    await asyncio.to_thread(self._source.get)
-                task = self.setup.task(nodes, asked.query_str, response_kwargs)
+                task = await self.setup.atask(nodes, asked.query_str, response_kwargs)
                 session = _Session(self, nodes, task, additional_source_nodes or ())
                 response = await (session.astream() if self._streaming else session.aanswer())
                 event.on_end(payload={EventPayload.RESPONSE: response})
@@ -172,8 +169,8 @@ class EntroPrefillSynthesizer(BaseSynthesizer):
         if not self._streaming:
             return EntroPrefillResponse(self._empty_response)
         if asynchronous:
-            return AsyncEntroPrefillStreamingResponse(self._empty_response_agenerator())
-        return EntroPrefillStreamingResponse(self._empty_response_generator())
+            return AsyncEntroPrefillStreamingResponse(_aonly(self._empty_response))
+        return EntroPrefillStreamingResponse(piece for piece in (self._empty_response,))
 
     # -- for callers that hold texts only -------------------------------------------------------------------------
 
@@ -187,9 +184,7 @@ class EntroPrefillSynthesizer(BaseSynthesizer):
         self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
     ) -> RESPONSE_TEXT_TYPE:
         """Answer from bare texts."""
-        if not self._source.loaded:
-            await asyncio.to_thread(self._source.get)
-        task = self.setup.task(_texts(text_chunks), query_str, response_kwargs)
+        task = await self.setup.atask(_texts(text_chunks), query_str, response_kwargs)
         session = _Session(self, list(task.nodes), task, ())
         if self._streaming:
             return (await session.astream()).response_gen
@@ -291,6 +286,10 @@ class _Ending:
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if error is not None:
             self._call.end(error=error)
+
+
+async def _aonly(text: str) -> AsyncGenerator[str]:
+    yield text
 
 
 def _by_position(nodes: Sequence[NodeWithScore]) -> dict[int, NodeWithScore]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.prompts import BasePromptTemplate
@@ -62,6 +64,13 @@ class Setup:
             ),
         )
         return Task(self, restyled(backend, words.style), request, tuple(nodes), ids)
+
+    async def atask(
+        self, nodes: Sequence[NodeWithScore], query: str, variables: Mapping[str, Any] | None = None
+    ) -> Task:
+        """:meth:`task` in a worker thread: a model may have to be loaded, and a tokenizer looked through."""
+        backend = self.source.get() if self.source.loaded else await asyncio.to_thread(self.source.get)
+        return await backend._workers.call(partial(self.task, nodes, query, variables))
 
 
 @dataclass(frozen=True)

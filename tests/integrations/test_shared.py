@@ -1,6 +1,9 @@
 """What both adapters share: ids that cannot collide, and a record in brief."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -66,3 +69,10 @@ def test_the_configured_backend_can_be_a_name():
             BackendSource().get()
     finally:
         set_default_backend(None)
+
+
+def test_the_folder_is_not_imported_twice_under_two_names():
+    root = Path(__file__).resolve().parents[2]
+    code = "try: import integrations\nexcept ImportError as error: print(error)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert "import entroprefill_rag.integrations instead" in out

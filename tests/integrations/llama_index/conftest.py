@@ -14,7 +14,7 @@ os.environ.setdefault("ANONYMIZED_TELEMETRY", "False")
 from llama_cases import Written, make_nodes
 from llama_index.core import MockEmbedding, Settings, SimpleDirectoryReader, VectorStoreIndex
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.node_parser import TokenTextSplitter
 from tiny import model, tokenizer
 
 from entroprefill_rag import LocalBackend
@@ -61,7 +61,7 @@ def documents():
     pages = SimpleDirectoryReader(str(ROOT / "docs"), required_exts=[".md"]).load_data()
     for page in pages:
         page.excluded_llm_metadata_keys = page.excluded_embed_metadata_keys = sorted(page.metadata)
-    return SentenceSplitter(chunk_size=48, chunk_overlap=0).get_nodes_from_documents(pages)[:40]
+    return TokenTextSplitter(chunk_size=48, chunk_overlap=0).get_nodes_from_documents(pages)[:40]
 
 
 @pytest.fixture

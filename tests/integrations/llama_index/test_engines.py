@@ -80,7 +80,7 @@ def test_f02_any_llm_query_engine_sync_async_and_streaming(pp, index, streaming)
 
 @pytest.mark.parametrize("mode", ["context", "condense_plus_context"])
 def test_f02_chat_engines(pp, index, mode):
-    chat = index.as_chat_engine(chat_mode=mode, llm=MockLLM(), node_postprocessors=[pp], **TOP)
+    chat = index.as_chat_engine(chat_mode=mode, llm=MockLLM(max_tokens=5), node_postprocessors=[pp], **TOP)
     response = chat.chat(QUERY)
     assert 0 < len(response.source_nodes) < 6
     assert get_audit(response).outcome == "pruned"
