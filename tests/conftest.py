@@ -78,7 +78,7 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smoke_questions(data_dir: Path) -> list[dict[str, Any]]:
-    """The questions of smoke.jsonl: id, question, answers, chunks, gold_chunk_ids, source, meta."""
-    with (data_dir / "smoke.jsonl").open(encoding="utf-8") as lines:
+def smoke_questions() -> list[dict[str, Any]]:
+    """The questions that come with the repository: id, question, answers, chunks, gold_chunk_ids, source, meta."""
+    with (REPOSITORY / "benchmarks" / "data" / "smoke.jsonl").open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]

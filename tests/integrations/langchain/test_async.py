@@ -34,18 +34,22 @@ async def test_f10_the_event_loop_stays_free_during_a_long_prefill(slow, ep, cha
     given = {"input": QUERY, "context": documents}
     await ep.ainvoke(given)
     for call in (
-        ep.ainvoke(given),
-        drain(ep.astream(given)),
-        ep.abatch([given] * 2),
-        chat.ainvoke(QUERY, documents=documents),
-        drain(chat.astream(QUERY, documents=documents)),
-        compressor.acompress_documents(documents, QUERY),
-        compressor.as_runnable().ainvoke(given),
+        lambda: ep.ainvoke(given),
+        lambda: drain(ep.astream(given)),
+        lambda: ep.abatch([given] * 2),
+        lambda: chat.ainvoke(QUERY, documents=documents),
+        lambda: drain(chat.astream(QUERY, documents=documents)),
+        lambda: compressor.acompress_documents(documents, QUERY),
+        lambda: compressor.as_runnable().ainvoke(given),
     ):
-        started = time.perf_counter()
-        gap, _ = await heartbeat(call)
-        assert time.perf_counter() - started > 0.5
-        assert gap < 0.25
+        gaps = []
+        # A call that blocks does so every time; a busy machine does not.
+        while len(gaps) < 3 and (not gaps or gaps[-1] > 0.25):
+            started = time.perf_counter()
+            gap, _ = await heartbeat(call())
+            gaps.append(gap)
+            assert time.perf_counter() - started > 0.5
+        assert min(gaps) < 0.25
 
 
 async def test_f09_gathered_calls_equal_serial_ones(ep):

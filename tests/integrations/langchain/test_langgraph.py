@@ -116,3 +116,14 @@ def test_f24_an_agent_uses_it_as_a_tool_with_an_artifact(ep, retriever):
     assert result.content == ep.invoke({"input": QUERY, "context": retriever.found})["answer"]
     assert result.artifact["audit"]["outcome"] == "pruned"
     assert ids(result.artifact["documents"]) == result.artifact["audit"]["retained_ids"]
+
+
+def test_f24_a_state_takes_the_keys_it_has(ep, documents):
+    class Small(TypedDict, total=False):
+        input: str
+        context: list[Document]
+        answer: str
+
+    output = graph_of(ep, Small).invoke({"input": QUERY, "context": documents})
+    assert set(output) == {"input", "context", "answer"}
+    assert len(output["context"]) < len(documents)

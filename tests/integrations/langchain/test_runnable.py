@@ -463,3 +463,11 @@ def test_f29_a_model_that_cannot_be_pruned_answers_in_full_with_the_reason(given
             pytest.skip("this kernel can be read")
         ep = EntroPrefillRunnable(backend=backend, max_tokens=1)
         assert ep.source.get().anatomy.why_not.code
+
+
+def test_f20_content_in_blocks_is_read_as_text(ep, given, monkeypatch):
+    expected = ep.invoke(given)["answer"]
+    monkeypatch.setenv("LC_OUTPUT_VERSION", "v1")
+    blocks = EntroPrefillRunnable(backend=ep.source, pruning=SEEDED, max_tokens=8, temperature=0)
+    assert blocks.invoke(given)["answer"] == expected
+    assert total(blocks.stream(given))["answer"] == expected
