@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from llama_cases import ids
 from llama_index.core import SimpleDirectoryReader, StorageContext, VectorStoreIndex, load_index_from_storage
-from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.node_parser import TokenTextSplitter
 
 from entroprefill_rag import LocalBackend
 from entroprefill_rag.integrations.llama_index import EntroPrefillPostprocessor, LocalEmbedding, get_audit
@@ -38,7 +38,7 @@ def test_f02_real_documents_in_a_reopened_store_are_answered_in_one_pass(store, 
     pages = SimpleDirectoryReader(str(DOCS), required_exts=[".md"], filename_as_id=True).load_data()
     for page in pages:
         page.excluded_llm_metadata_keys = [key for key in page.metadata if key != "file_name"]
-    nodes = SentenceSplitter(chunk_size=160, chunk_overlap=0).get_nodes_from_documents(pages)
+    nodes = TokenTextSplitter(chunk_size=160, chunk_overlap=0).get_nodes_from_documents(pages)
     assert len(nodes) > 8
     index = store(nodes, LocalEmbedding(), tmp_path)
     with LocalBackend(*smollm2, name="smollm2-135m") as backend:
