@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 # Which axes of a layer's keyword arguments run over tokens. Names by prefix: 4.57 passes Gemma 3 its rotary embeddings
 # as position_embeddings_global and position_embeddings_local.
@@ -95,6 +96,16 @@ def unknown_token_arguments(kwargs: Mapping[str, Any], n_tokens: int) -> list[st
 def find_cache(kwargs: Mapping[str, Any]) -> Cache | None:
     """The KV cache among a layer's arguments, whatever its name in this version of transformers."""
     return next((value for value in kwargs.values() if isinstance(value, Cache)), None)
+
+
+def why_cache_cannot_be_ragged(cache: Cache | None) -> str | None:
+    """None where each layer of ``cache`` may hold its own number of tokens, else what is in the way."""
+    if cache is None:
+        return "without a cache, decoding reads the whole prompt again at every layer"
+    for layer in cache.layers:
+        if not isinstance(layer, DynamicLayer) or isinstance(layer, QuantizedLayer):
+            return f"the cache has a {type(layer).__name__}, which does not grow layer by layer"
+    return None
 
 
 def stored_tokens(cache: Cache | None, layer: int) -> int:

@@ -18,6 +18,7 @@ from entroprefill_rag.engine.gather import (
     find_cache,
     stored_tokens,
     unknown_token_arguments,
+    why_cache_cannot_be_ragged,
 )
 from entroprefill_rag.engine.tap import read_rows
 from entroprefill_rag.record import Reason
@@ -131,8 +132,8 @@ class PrefillRun:
         """A decoder layer starts; returns its arguments cut down to retained tokens, or None to leave them."""
         self.check_cancelled()
         if self.layer is None:
-            if self._watching(layer) and (unknown := unknown_token_arguments(kwargs, self.n_tokens)):
-                self.refuse("layer_arguments", f"layer {layer} takes {', '.join(unknown)}, unknown to the gather")
+            if self._watching(layer):
+                self._check_arguments(layer, kwargs)
             return None
         if layer <= self.layer or self.gather is None:
             return None
@@ -232,6 +233,12 @@ class PrefillRun:
             and self.monitor is not None
             and layer in self.monitor.layers
         )
+
+    def _check_arguments(self, layer: int, kwargs: Mapping[str, Any]) -> None:
+        if unknown := unknown_token_arguments(kwargs, self.n_tokens):
+            self.refuse("layer_arguments", f"layer {layer} takes {', '.join(unknown)}, unknown to the gather")
+        if not self.stop_when_known and (problem := why_cache_cannot_be_ragged(find_cache(kwargs))):
+            self.refuse("cache_implementation", problem)
 
     def _note_padding(self, mask: Any, total: int) -> None:
         # Read on the host once, at the prompt: what is generated is never padding.
