@@ -36,7 +36,7 @@ def run(code, *flags):
 def test_f01_making_one_loads_nothing(made):
     # What langchain-core brings along itself (transformers, in 1.0) is not ours.
     code = (
-        "import sys, langchain_core.language_models; before = set(sys.modules)\n"
+        "import sys; from langchain_core.language_models import BaseChatModel; before = set(sys.modules)\n"
         f"from entroprefill_rag.integrations.langchain import {made.__name__} as M; M()\n"
         "heavy = ('torch', 'transformers', 'scipy', 'llama_index')\n"
         "print([m for m in heavy if m in sys.modules and m not in before])"
