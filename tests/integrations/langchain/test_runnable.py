@@ -16,7 +16,6 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from lc_cases import QUERY, SEEDED, STRICT, Written, ids, make_documents, same_but_times
 from tiny import model, tokenizer
 
-from entroprefill_rag import LocalBackend
 from entroprefill_rag.errors import PromptOverflowError, RecordError, RequestError
 from entroprefill_rag.integrations.langchain import EntroPrefillRunnable, get_audit
 
@@ -455,14 +454,11 @@ def test_f29_weights_are_taken_from_a_pipeline(given):
         backend_from_pipeline(SimpleNamespace(client=None))
 
 
-def test_f29_a_model_that_cannot_be_pruned_answers_in_full_with_the_reason(given):
-    weights = model()
-    weights.config._attn_implementation = "flex_attention"
-    with LocalBackend(weights, tokenizer(), name="other") as backend:
-        if backend.anatomy.why_not is None:
-            pytest.skip("this kernel can be read")
-        ep = EntroPrefillRunnable(backend=backend, max_tokens=1)
-        assert ep.source.get().anatomy.why_not.code
+def test_f29_decoding_that_cannot_be_pruned_answers_in_full_with_the_reason(backend, given):
+    ep = EntroPrefillRunnable(backend=backend, pruning=SEEDED, max_tokens=2, model_kwargs={"num_beams": 2})
+    output = ep.invoke(given)
+    assert (output["entroprefill"]["outcome"], output["entroprefill"]["reason"]) == ("bypassed", "generation_mode")
+    assert output["context"] == given["context"]
 
 
 def test_f20_content_in_blocks_is_read_as_text(ep, given, monkeypatch):
