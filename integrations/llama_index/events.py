@@ -64,7 +64,7 @@ def reranking(
     kept = Kept()
     # There is no top_n here: as many as came in may stay.
     dispatcher.event(ReRankStartEvent(query=query, nodes=nodes, top_n=len(nodes), model_name=model_name))
-    payload = {
+    payload: dict[str, Any] = {
         EventPayload.NODES: nodes,
         EventPayload.MODEL_NAME: model_name,
         EventPayload.QUERY_STR: query.query_str,
@@ -111,7 +111,7 @@ class ModelCall:
             tags={},
         )
         shown = {name: value for name, value in arguments.items() if isinstance(value, (str, int, float, bool))}
-        payload = {
+        payload: dict[str, Any] = {
             EventPayload.PROMPT: prompt,
             EventPayload.ADDITIONAL_KWARGS: shown,
             EventPayload.SERIALIZED: llm.to_dict(),

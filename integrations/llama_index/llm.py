@@ -26,7 +26,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.settings import Settings
 
 from entroprefill_rag.config import PruningConfig
-from entroprefill_rag.errors import ModelSourceError
+from entroprefill_rag.errors import ConfigError, ModelSourceError
 from entroprefill_rag.integrations._shared import BackendSource, restyled
 from entroprefill_rag.integrations.llama_index.events import usage_of
 from entroprefill_rag.record import GenerationResult
@@ -130,16 +130,21 @@ class EntroPrefillLLM(CustomLLM):
 
         return pieces()
 
+    def _prompt(self, messages: Sequence[ChatMessage]) -> str:
+        if self.messages_to_prompt is None:  # LlamaIndex fills it in when the object is made
+            raise ConfigError("messages_to_prompt is None; leave it out to have LlamaIndex's default")
+        return str(self.messages_to_prompt(messages))
+
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """The model's answer to messages, from a worker thread."""
-        prompt = self.messages_to_prompt(messages)
+        prompt = self._prompt(messages)
         return completion_response_to_chat_response(await self.acomplete(prompt, formatted=True, **kwargs))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """The same in pieces."""
-        prompt = self.messages_to_prompt(messages)
+        prompt = self._prompt(messages)
         return astream_completion_response_to_chat_response(
             await self.astream_complete(prompt, formatted=True, **kwargs)
         )

@@ -221,7 +221,7 @@ class EntroPrefillPostprocessor(BaseNodePostprocessor):
 
     def _kept(self, task: Task, outcome: PruneResult, mode: str, handle: Handle | None) -> list[NodeWithScore]:
         stand_ins = task.ids.report()
-        more = {"stand_in_ids": stand_ins} if stand_ins else {}
+        more: dict[str, Any] = {"stand_in_ids": stand_ins} if stand_ins else {}
         brief = summary(
             outcome.audit, mode=mode, timings=outcome.timings, full_record="get_audit(nodes) gives it", **more
         )

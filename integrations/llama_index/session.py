@@ -53,7 +53,7 @@ class Session:
         self._trace = Trace()
         self._sources: list[NodeWithScore] = []
         self._metadata: dict[str, Any] = {}
-        self._noted = {} if handoff is None else {"handoff": handoff}
+        self._noted: dict[str, Any] = {} if handoff is None else {"handoff": handoff}
         stand_ins = task.ids.report()
         if stand_ins:
             self._noted["stand_in_ids"] = stand_ins

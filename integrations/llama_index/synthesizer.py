@@ -125,7 +125,7 @@ class EntroPrefillSynthesizer(BaseSynthesizer):
             if not nodes:
                 response = self._empty(asynchronous=False)
                 return response
-            payload = {EventPayload.QUERY_STR: asked.query_str}
+            payload: dict[str, Any] = {EventPayload.QUERY_STR: asked.query_str}
             with self._callback_manager.event(CBEventType.SYNTHESIZE, payload=payload) as event:
                 task = self.setup.task(nodes, asked.query_str, response_kwargs)
                 session = self._session(task, nodes, additional_source_nodes)
@@ -151,7 +151,7 @@ class EntroPrefillSynthesizer(BaseSynthesizer):
             if not nodes:
                 response = self._empty(asynchronous=True)
                 return response
-            payload = {EventPayload.QUERY_STR: asked.query_str}
+            payload: dict[str, Any] = {EventPayload.QUERY_STR: asked.query_str}
             with self._callback_manager.event(CBEventType.SYNTHESIZE, payload=payload) as event:
                 task = await self.setup.atask(nodes, asked.query_str, response_kwargs)
                 session = self._session(task, nodes, additional_source_nodes)
