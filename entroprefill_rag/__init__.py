@@ -1,4 +1,4 @@
-"""Drop useless retrieved chunks in the middle of a local model's prefill, and say what that was worth.
+"""Drop the retrieved chunks that a question attends to least, in mid-prefill, and record what was lost.
 
 Every public name is loaded on first use: importing the package loads neither torch nor a framework.
 """

@@ -1,4 +1,4 @@
-"""What a caller gets back: the answer, and a record from which every claim can be recomputed.
+"""What a caller gets back: the answer, and a record with the numbers behind every claim.
 
 A record holds ids, numbers and hashes. Document, query and answer text go in only with ``include_text``.
 Chunks are named by their position in the prompt (``prompt.chunks[i]``) inside trials, by id everywhere else.
@@ -169,7 +169,7 @@ class Claims(_Entry):
 
 
 class AuditRecord(_Entry):
-    """Everything that is needed to check, by recomputation, what one run claims."""
+    """What one run claims, and the numbers behind it; with model and prompt at hand, enough to repeat the run."""
 
     schema_version: Literal["1.0"] = "1.0"
     created: str = Field(description="UTC, ISO 8601.")

@@ -106,7 +106,7 @@ def usage(counts: Usage) -> UsageMetadata:
 
 
 class ChatEntroPrefill(GenerationSettings, OneAtATime, BaseChatModel):
-    """A local chat model that drops useless documents in the middle of its prefill.
+    """A local chat model that drops the documents it attends to least, in mid-prefill.
 
     System messages are the instruction, earlier turns the history, the last human message the question; all of these
     are protected. Documents come as ``documents=``, in a call or bound; without them the model just answers.

@@ -93,7 +93,7 @@ class _Question:
 
 
 class EntroPrefillRunnable(GenerationSettings, OneAtATime, RunnableSerializable[dict[str, Any], dict[str, Any]]):
-    """Answers a question over retrieved documents, of which useless ones are dropped in mid-prefill.
+    """Answers a question over retrieved documents, of which the least attended are dropped in mid-prefill.
 
     Input: ``{"input" | "question", "context", "instruction"?, "chat_history"?}``. Output: ``input``, ``context`` (the
     retained documents), ``answer``, ``retained_ids``, ``dropped``, ``entroprefill`` (the record's summary). In a
