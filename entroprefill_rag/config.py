@@ -34,7 +34,31 @@ class PromptRows(_Settings):
     kind: Literal["prompt_rows"] = "prompt_rows"
 
 
-Observer = Annotated[SuffixRows | WeightedRows | PromptRows, Field(discriminator="kind")]
+class ProbeQueries(_Settings):
+    """Observers: other questions over the same documents; one probe is one observer (correction 8).
+
+    A probe's rows see the chunks and the probe itself, never the user's query. What it loses is the mean over its rows,
+    so that observers are independent. Each probe runs through the shallow layers: this is the dearest distribution.
+    """
+
+    kind: Literal["probe_queries"] = "probe_queries"
+    queries: tuple[str, ...] = Field(
+        min_length=2, max_length=4096, description="The bank of questions, uniformly weighted; chosen beforehand."
+    )
+
+    @field_validator("queries")
+    @classmethod
+    def _questions_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        blank = next((i for i, text in enumerate(value) if not text.strip()), None)
+        if blank is not None:
+            raise ValueError(f"probe {blank} of the bank is empty; a probe is a question")
+        if len(set(value)) < len(value):
+            twice = next(text for i, text in enumerate(value) if text in value[:i])
+            raise ValueError(f"the bank holds {twice!r} twice; weigh all probes the same, or leave one out")
+        return value
+
+
+Observer = Annotated[SuffixRows | WeightedRows | PromptRows | ProbeQueries, Field(discriminator="kind")]
 
 
 class AuditConfig(_Settings):
@@ -71,6 +95,16 @@ class AuditConfig(_Settings):
         description="What the union bound runs over: layers and heads (the paper's constant), or layers only, which "
         "suffices for the decision to accept because every head must pass.",
     )
+    sequential: bool = Field(
+        default=False,
+        description="Look at the draws in batches and stop as soon as every head passes or some head can no longer "
+        "pass; needs the 'betting' bound, which holds at all times at once. `m_a` is then the most that are drawn.",
+    )
+    attempts: Literal["each", "all"] = Field(
+        default="each",
+        description="What `delta` covers: each attempt at a prompt by itself, or all attempts at it together; the r-th "
+        "then spends delta / (r (r + 1)). Needs the backend's ledger to have seen them all.",
+    )
     seed: int | None = Field(
         default=None,
         ge=0,
@@ -84,6 +118,18 @@ class AuditConfig(_Settings):
         if isinstance(value, int) and value < 2:
             raise ValueError(f"m_a must be at least 2 (or 'auto'), got {value}")
         return value
+
+    @model_validator(mode="after")
+    def _sequential_is_betting(self) -> AuditConfig:
+        if self.sequential and self.bound != "betting":
+            raise ValueError(
+                f"sequential=True needs bound='betting', got {self.bound!r}: a bound for a fixed number of draws errs "
+                "more often than it says when it is looked at on the way"
+            )
+        kinds = [observer.kind for observer in self.observers]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(f"observers must be of different kinds, got {', '.join(kinds)}")
+        return self
 
 
 class PruningConfig(_Settings):
@@ -164,6 +210,23 @@ class PruningConfig(_Settings):
         default="lazy",
         description="When the dual bound of the accepted (or last) trial is computed: after the first token, or never.",
     )
+    decode_monitor: bool = Field(
+        default=True,
+        description="While decoding, measure what each generated token's row at the accepted layer places on the "
+        "removed chunks. A measurement, not a guarantee.",
+    )
+    drift_threshold: float | None = Field(
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="Discarded mass of a generated token's row, in any head, that counts as drift; None takes the "
+        "largest `eps_row`.",
+    )
+    on_drift: Literal["record", "stop", "restart_full"] = Field(
+        default="record",
+        description="At the first token above `drift_threshold`: go on and record it, end the answer there, or answer "
+        "again from a full prefill.",
+    )
     overflow: Literal["error", "drop_last"] = Field(
         default="error",
         description="A prompt longer than the model's positions is refused, or its last chunks are left out and "
@@ -195,6 +258,12 @@ class PruningConfig(_Settings):
         if not caps or any(not 0.0 < cap <= 1.0 for cap in caps):
             raise ValueError(f"eps_row must lie in (0, 1], got {value}")
         return value
+
+    @model_validator(mode="after")
+    def _drift_is_watched(self) -> PruningConfig:
+        if self.on_drift != "record" and not self.decode_monitor:
+            raise ValueError(f"on_drift={self.on_drift!r} needs decode_monitor=True")
+        return self
 
     @model_validator(mode="after")
     def _savings_are_ordered(self) -> PruningConfig:

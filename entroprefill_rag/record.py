@@ -88,6 +88,10 @@ class AuditResult(_Entry):
     method: Literal["enumerate", "sample"]
     bound: str = Field(description="'exact' where enumerated, else the concentration bound.")
     m: int = Field(description="Observers looked at.")
+    announced: int | None = Field(default=None, description="Sequential only: the most that would be drawn.")
+    ended: Literal["passed", "hopeless", "exhausted"] | None = Field(
+        default=None, description="Sequential only: why no more was drawn."
+    )
     limit: float = Field(description="eps_audit.")
     level: float | None = Field(description="Confidence level spent per statement (delta'); None where exact.")
     eta_hat: tuple[float, ...] = Field(description="Mean discarded mass per head [H_Q].")
@@ -95,6 +99,9 @@ class AuditResult(_Entry):
     passed: tuple[bool, ...] = Field(description="Per head [H_Q].")
     log_wealth: tuple[float, ...] | None = Field(
         default=None, description="Betting only: largest log wealth per head, against ln(1 / level)."
+    )
+    variance: tuple[float, ...] | None = Field(
+        default=None, description="Empirical Bernstein only: unbiased variance per head [H_Q]."
     )
     retained_share: float | None = Field(
         default=None, description="Prompt rows only: probability that a row of the distribution is retained."
@@ -142,6 +149,7 @@ class ObserverInfo(_Entry):
     method: Literal["enumerate", "sample"]
     rows: tuple[int, ...] = Field(description="Positions looked at, in the order drawn.")
     weights: tuple[float, ...] | None = Field(default=None, description="Per row where not uniform.")
+    decay: float | None = Field(default=None, description="Weighted rows only: weight relative to the next row.")
     delta: float | None = Field(default=None, description="Share of delta; None where enumerated.")
 
 
@@ -155,7 +163,26 @@ class AuditSetup(_Entry):
     m_a: int
     bound: str
     union: str
+    sequential: bool = False
+    attempts: Literal["each", "all"] = "each"
+    attempt: int | None = Field(
+        default=None,
+        description="Which attempt at this prompt, as far as the backend's ledger goes back; None: none kept.",
+    )
     observers: tuple[ObserverInfo, ...] = ()
+
+
+class DecodeMonitor(_Entry):
+    """What generated tokens' rows placed on the removed chunks, at the accepted layer: a measurement, no guarantee."""
+
+    layer: int
+    threshold: float = Field(description="Mass above which a token counts as drifted.")
+    on_drift: Literal["record", "stop", "restart_full"]
+    tokens: int = Field(description="Generated tokens whose rows were read; the last one generated has none.")
+    max_per_token: tuple[float, ...] = Field(default=(), description="Largest over heads, per token read.")
+    mean: float = Field(default=0.0, description="Over tokens and heads.")
+    first_above: int | None = Field(default=None, description="Index of the first token above the threshold.")
+    action: Literal["none", "stopped", "restarted_full"] = "none"
 
 
 class Claims(_Entry):
@@ -185,6 +212,7 @@ class AuditRecord(_Entry):
     accepted_layer: int | None = None
     reason: Reason
     tokens_removed: int = 0
+    decode: DecodeMonitor | None = Field(default=None, description="None where nothing was pruned, decoded or watched.")
     claims: Claims = Field(default_factory=Claims)
     answer: str | None = None
 

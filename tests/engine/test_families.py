@@ -80,19 +80,23 @@ def test_a_layer_without_attention_is_named():
     assert why(touched) == "model_mixed_layers"
 
 
+def outside_the_registry(touched):
+    touched.model.__class__ = type("Own", (type(touched.model),), {"_supports_attention_backend": False})
+
+
 def test_a_model_outside_the_registry_is_named():
     touched = model()
-    touched.model.__class__ = type("Own", (type(touched.model),), {"_supports_attention_backend": False})
+    outside_the_registry(touched)
     assert why(touched) == "model_no_registry"
 
 
 def test_a_model_that_cannot_be_pruned_is_untouched_and_answers_in_full():
     touched = model()
-    touched.config.num_kv_shared_layers = 2
+    outside_the_registry(touched)
     with LocalBackend(touched, tokenizer()) as backend:
         assert touched.config._attn_implementation == "sdpa"
         result = backend.generate(request(), LOOSE, max_new_tokens=3)
-    assert (result.audit.outcome, result.audit.reason.code) == ("bypassed", "model_shared_kv")
+    assert (result.audit.outcome, result.audit.reason.code) == ("bypassed", "model_no_registry")
     assert result.usage.generated_tokens == 3
 
 
