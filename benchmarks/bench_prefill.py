@@ -15,6 +15,8 @@ Prompts are real passages (benchmarks/data/smoke.jsonl) filled up to the length 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import platform
 import statistics
@@ -147,6 +149,7 @@ def measure(backend: LocalBackend, tokens: int, layers: list[int], keeps: list[f
     for _ in range(rounds + 1):
         seconds = {"plain": timed(lambda: first_token(model, ids))[0]}
         with LocalBackend(model, backend.tokenizer) as fresh:
+            fresh.model_info  # noqa: B018  (hashed once per backend, not per call)
             taken, result = timed(lambda: fresh.generate(request, OFF, max_new_tokens=1, do_sample=False))
             seconds["off"] = taken - result.timings.layout
         installation = Installation(model)
@@ -225,23 +228,24 @@ def decoding(backend: LocalBackend, tokens: int, rounds: int) -> dict[str, Any]:
 
 
 def peak_memory(model: str, dtype: str, tokens: int, kind: str) -> float:
-    """Peak resident memory, MiB, of a fresh process that does one prefill (on CUDA, of the device)."""
+    """Peak memory, MiB, that one prefill adds to a fresh process with the model loaded (on CUDA, on the device)."""
     command = [sys.executable, __file__, "--one", kind, "--model", model, "--dtype", dtype, "--tokens", str(tokens)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.strip().splitlines()[-1])
 
 
 def one(model: str, dtype: str, tokens: int, kind: str) -> None:
-    import resource
-
     backend = LocalBackend.from_pretrained(model, dtype=dtype)
-    _, layout = prompt_of(backend, tokens)
-    ids = torch.tensor([layout.input_ids], device=backend.model.device)
-    if kind == "plain":
-        backend.close()
-        first_token(backend.model, ids)
-    else:
-        monitored = tuple(range(4, len(backend.anatomy.layers) - 1, 3))
+    depth = len(backend.anatomy.layers)
+    # Eight layers from a quarter to three quarters of the stack, the last of which prunes to one half.
+    monitored = tuple(depth // 4 + i * depth // 15 for i in range(8))
+
+    def prefill(size: int) -> None:
+        _, layout = prompt_of(backend, size)
+        ids = torch.tensor([layout.input_ids], device=backend.model.device)
+        if kind == "plain":
+            first_token(backend.model, ids)
+            return
         watcher = NeverAccepts(PruningConfig(eps_row=0.9, mass_min=0.0), layout, backend, monitored)
         forced = Forced(layout, monitored[-1], 0.5)
 
@@ -253,10 +257,36 @@ def one(model: str, dtype: str, tokens: int, kind: str) -> None:
                 return forced.observe(layer, read) if layer == monitored[-1] else SimpleNamespace(accepted=False)
 
         forced_prefill(backend.model, backend._installation, layout, Both(), ids)
+
+    if kind == "plain":
+        backend.close()
+    prefill(512)  # what libraries allocate once is not a prompt's
+    before = reset_peak()
+    prefill(tokens)
+    print(peak() - before)
+
+
+def reset_peak() -> float:
+    """Forget the peak so far; returns what is held now, MiB."""
     if torch.cuda.is_available():
-        print(torch.cuda.max_memory_allocated() / 2**20)
-    else:
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 2**20
+    gc.collect()
+    with contextlib.suppress(OSError):  # Linux only; elsewhere the peak of loading stays in the figure
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak() -> float:
+    """Peak memory of this process (on CUDA, of the device), MiB."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return float(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
@@ -299,8 +329,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     )
     for entry in result["memory"]:
         console.print(
-            f"peak memory at {entry['tokens']} tokens: plain {entry['plain']:.0f} MiB, monitored and pruned "
-            f"{entry['pruned']:.0f} MiB"
+            f"peak memory that prefill adds at {entry['tokens']} tokens: plain {entry['plain']:.0f} MiB, monitored and "
+            f"pruned {entry['pruned']:.0f} MiB"
         )
 
 
