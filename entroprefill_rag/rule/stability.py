@@ -239,3 +239,34 @@ def conditional_bound(assumptions: Assumptions, eta: ArrayLike, *, margin: float
         # Strict: at exactly half the margin two tokens may tie.
         greedy_unchanged=None if margin is None else bound < 0.5 * margin,
     )
+
+
+def token_bound(stretch: ArrayLike, added: ArrayLike) -> Floats:
+    """The recursion of :func:`conditional_bound` token by token (correction 2), far tighter where few tokens move.
+
+    ``e_j[t] <= stretch[j, t] * max_{s <= t} e_{j-1}[s] + added[j, t]``: causal attention shows a token no later one.
+
+    Args:
+        stretch: ``[T, n']``, how much layer ``j`` at token ``t``, attending to retained keys only, stretches the
+            largest distance among the retained tokens up to ``t``.
+        added: ``[T, n']``, the distance that the layer adds at each token: ``M_j sum_h diameter[j, h] eta[j, h, t]``.
+
+    Returns:
+        ``[T, n']`` bounds on the distance of each retained token after each layer.
+
+    Raises:
+        ValueError: shapes that differ, or numbers that are negative or not finite.
+    """
+    by, plus = np.asarray(stretch, dtype=np.float64), np.asarray(added, dtype=np.float64)
+    if by.shape != plus.shape or by.ndim != 2:
+        raise ValueError(f"stretch and added must be [layers, tokens] of one shape, got {by.shape} and {plus.shape}")
+    if not (np.isfinite(by).all() and np.isfinite(plus).all() and (by >= 0.0).all() and (plus >= 0.0).all()):
+        raise ValueError("stretch and added must be finite and nonnegative; check what measured them")
+    distance, last = np.empty_like(plus), np.zeros(plus.shape[1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for layer in range(len(plus)):
+            reach = np.maximum.accumulate(last) if len(last) else last
+            last = np.where(reach > 0.0, by[layer] * reach, 0.0) + plus[layer]
+            # Not a number only where an infinite distance met an exact zero.
+            distance[layer] = last = np.nan_to_num(last, nan=0.0, posinf=np.inf)
+    return distance
