@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 QUESTION ?= What is the notice period of the lease?
 
-.PHONY: help demo test test-fast test-lowest lint format bench-prefill install models clean
+.PHONY: help demo test test-fast test-lowest lint format bench-prefill study install models clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ format: install ## let ruff rewrite what it can
 
 bench-prefill: models ## time prefill on SmolLM2 at 1k to 8k tokens
 	$(BIN)/python benchmarks/bench_prefill.py
+
+study: models ## measure the bounds on real questions, write docs/study.md; goes on where it was stopped
+	$(BIN)/python benchmarks/study
 
 install: $(VENV)/.installed ## the virtual environment
 
