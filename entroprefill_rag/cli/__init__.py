@@ -14,6 +14,7 @@ except ModuleNotFoundError:  # the library works without its command line
     sys.exit("entroprefill: the command line needs typer and rich; run: pip install 'entroprefill-rag[cli]'")
 
 from entroprefill_rag.cli.ask import EXAMPLES, ask
+from entroprefill_rag.cli.diagnose import diagnose
 from entroprefill_rag.cli.keep import cache_clear, cache_info, models_install, models_list
 from entroprefill_rag.cli.show import show
 
@@ -40,6 +41,7 @@ cache_app = typer.Typer(help="What is kept between calls, and removing it.", no_
 
 app.command(epilog=EXAMPLES)(ask)
 app.command()(show)
+app.command()(diagnose)
 models_app.command("list")(models_list)
 models_app.command("install")(models_install)
 cache_app.command("info")(cache_info)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from entroprefill_rag.diagnosis.heads import Floats
-from entroprefill_rag.diagnosis.lockstep import LayerStep, SideBySide
+from entroprefill_rag.diagnosis.lockstep import SideBySide
+from entroprefill_rag.diagnosis.paired import LayerStep
 from entroprefill_rag.diagnosis.results import FixedRows, MeasuredLayer
 from entroprefill_rag.rule.stability import fixed_row_bound, token_bound
 

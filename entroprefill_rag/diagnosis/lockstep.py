@@ -1,16 +1,8 @@
-"""The full run and the pruned run of one prompt, side by side, one layer at a time.
-
-While the model's own forward runs in full, each layer above the pruned one is called twice more, as the engine calls
-it after pruning (on retained tokens, at their original positions): on the full run's retained states, ``F_j^R(x)``, and
-on the pruned run's. So the three terms of the conditional bound are seen on the very states that it speaks of
-(section 8, correction 2), and no state of an earlier layer is kept.
-"""
+"""Both runs of one prompt: the full one with the pruned one beside it, and the engine's own pruned run."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,50 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache
+from transformers import DynamicCache
 
-from entroprefill_rag.diagnosis.heads import (
-    AttentionInputs,
-    Floats,
-    HeadRows,
-    head_factors,
-    output_projection,
-    read_heads,
-)
+from entroprefill_rag.diagnosis.heads import Floats
+from entroprefill_rag.diagnosis.paired import LayerStep, PairedRun, distances, norms, tensor_of, tolerance
 from entroprefill_rag.engine.backend import LocalBackend
-from entroprefill_rag.engine.families import Anatomy
-from entroprefill_rag.engine.gather import TokenGather, find_cache, unknown_token_arguments
 from entroprefill_rag.engine.run import PrefillRun, RowReader
 from entroprefill_rag.engine.tap import ACTIVE_RUN
 from entroprefill_rag.errors import ConfigError, EntroPrefillError
 from entroprefill_rag.prompt import PromptLayout
-
-
-@dataclass(frozen=True)
-class LayerStep:
-    """What one layer above the pruned one did to the retained tokens. Distances are l2, per token, ``[n']``.
-
-    Attributes:
-        layer: its number.
-        before: distance of the two runs before it.
-        after: distance of the two runs after it.
-        stretched: ``||F_j^R(x_full) - F_j^R(x_pruned)||``.
-        added: ``||F_j(x_full) - F_j^R(x_full)||``.
-        attention: the same difference at the attention module's output.
-        norms: of the full run's states after it.
-        size: largest norm of any state involved, for the size of rounding.
-        heads: its attention rows in the full run.
-    """
-
-    layer: int
-    before: Floats
-    after: Floats
-    stretched: Floats
-    added: Floats
-    attention: Floats
-    norms: Floats
-    size: Floats
-    heads: HeadRows
 
 
 @dataclass(frozen=True)
@@ -108,7 +65,7 @@ def run_side_by_side(backend: LocalBackend, layout: PromptLayout, layer: int, ke
     anatomy = backend.anatomy
     if anatomy.why_not is not None:
         raise ConfigError(anatomy.why_not.message)
-    pair = _PairedRun(anatomy, layout.n_tokens, layer, kept)
+    pair = PairedRun(anatomy, layout.n_tokens, layer, kept)
     pruned = PrefillRun(anatomy, layout.n_tokens, _Forced(layer, kept), torch.zeros(layout.n_tokens, 1))
     if pair.is_ragged_window(layer):
         raise ConfigError(
@@ -137,142 +94,6 @@ def run_side_by_side(backend: LocalBackend, layout: PromptLayout, layer: int, ke
     )
 
 
-class _PairedRun(PrefillRun):
-    """A full run that takes the pruned one along. Nothing of the full run is changed."""
-
-    def __init__(self, anatomy: Anatomy, n_tokens: int, layer: int, kept: Tensor) -> None:
-        super().__init__(anatomy, n_tokens)
-        self.first = layer
-        self.kept = kept
-        self.eta: Floats | None = None
-        self.steps: list[LayerStep] = []
-        self.pruned: Tensor | None = None
-        self._cut = TokenGather(kept, n_tokens)
-        self._beside = False
-        self._cache: Cache | None = None
-        self._inputs: AttentionInputs | None = None
-        self._attention: dict[bool, Tensor] = {}
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hooks on the layers from ``first`` on, silent for every other run; off again at the end."""
-        handles: list[Any] = []
-        try:
-            for layer in range(self.first, len(self.anatomy.layers)):
-                attention, module = self.anatomy.attentions[layer], self.anatomy.layers[layer]
-                handles.append(attention.register_forward_hook(self._after_attention))
-                handles.append(module.register_forward_pre_hook(self._before_layer, with_kwargs=True))
-                if layer > self.first:
-                    handles.append(module.register_forward_hook(self._after_layer(layer), with_kwargs=True))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    # -- what the engine's hooks and tap ask ----------------------------------------------------------------------
-
-    def enter_layer(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A full run leaves every layer's arguments alone."""
-
-    def wants(self, attention: nn.Module) -> bool:
-        """Every layer from the pruned one on is read, in the full run."""
-        layer = getattr(attention, "layer_idx", None)
-        return (
-            not self._beside
-            and isinstance(layer, int)
-            and layer >= self.first
-            and attention is self.anatomy.attentions[layer]
-        )
-
-    def is_compacted(self, attention: nn.Module) -> bool:
-        """Whether this attention call is one of those beside the full run."""
-        return self._beside
-
-    def read(
-        self, attention: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: Mapping[str, Any]
-    ) -> None:
-        """Keep what the kernel is about to use; the cache has the values already."""
-        layer = int(attention.layer_idx)  # type: ignore[arg-type]
-        value = getattr(self._cache.layers[layer], "values", None) if self._cache is not None else None
-        if not isinstance(value, Tensor) or value.shape[:3] != key.shape[:3]:
-            raise ConfigError(f"layer {layer} does not put its values into the cache, so they cannot be measured")
-        self._inputs = AttentionInputs(query, key, value, mask, dict(kwargs))
-        if layer == self.first:
-            self.eta = read_heads(self._inputs, self.kept, None, window=self.anatomy.windows[layer]).eta
-
-    # -- hooks ----------------------------------------------------------------------------------------------------
-
-    def _before_layer(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if ACTIVE_RUN.get() is self and not self._beside:
-            self._cache = find_cache(kwargs)
-
-    def _after_attention(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if ACTIVE_RUN.get() is self:
-            self._attention[self._beside] = _tensor(output)
-
-    def _after_layer(self, layer: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if ACTIVE_RUN.get() is self and not self._beside:
-                self._step(layer, module, args, kwargs, _tensor(output))
-
-        return hook
-
-    def _step(
-        self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> None:
-        if unknown := unknown_token_arguments(kwargs, self.n_tokens):
-            raise ConfigError(f"layer {layer} takes {', '.join(unknown)}, unknown to the gather; it cannot be pruned")
-        inputs, full_attention = self._inputs, self._attention.pop(False)
-        if inputs is None:
-            raise ConfigError(f"attention of layer {layer} was not seen: the model did not call its registered kernel")
-        states = self._cut.hidden(args[0] if args else kwargs["hidden_states"])
-        before = states if self.pruned is None else self.pruned.to(states.device)
-        own, own_attention = self._call(module, args, kwargs, states)
-        pruned, _ = self._call(module, args, kwargs, before)
-        after = self._cut.hidden(output)
-        heads = self._heads(layer, inputs, own_attention)
-        self.steps.append(
-            LayerStep(
-                layer=layer,
-                before=_distances(states, before),
-                after=_distances(after, pruned),
-                stretched=_distances(own, pruned),
-                added=_distances(after, own),
-                attention=_distances(self._cut.hidden(full_attention), own_attention),
-                norms=_norms(after),
-                size=np.maximum.reduce([_norms(one) for one in (states, before, after, own, pruned)]),
-                heads=heads,
-            )
-        )
-        self.pruned, self._inputs = pruned, None
-
-    def _call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], states: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The layer on retained tokens: its output, and that of its attention module."""
-        given = {
-            name: None if isinstance(value, Cache) else value for name, value in self._cut.arguments(kwargs).items()
-        }
-        if "use_cache" in given:
-            given["use_cache"] = False
-        self._beside = True
-        try:
-            output = module(states, *args[1:], **given) if args else module(**{**given, "hidden_states": states})
-        finally:
-            self._beside = False
-        return _tensor(output), self._attention.pop(True)
-
-    def _heads(self, layer: int, inputs: AttentionInputs, own_attention: Tensor) -> HeadRows:
-        heads, size = inputs.query.shape[1], inputs.value.shape[-1]
-        projection = output_projection(self.anatomy.attentions[layer], heads * size)
-        factors = head_factors(projection, heads, size, inputs.value)
-        rows = read_heads(inputs, self.kept, factors, window=self.anatomy.windows[layer])
-        if rows.outputs is None:
-            raise RuntimeError("rows were read without their outputs")
-        _check_projection(layer, projection(rows.outputs.to(inputs.value.dtype)[None]), own_attention)
-        return rows
-
-
 @dataclass(frozen=True)
 class _Forced:
     """A monitor that removes what it is told to."""
@@ -294,8 +115,8 @@ def _forward(backend: LocalBackend, layout: PromptLayout, run: PrefillRun) -> tu
     model, states = backend.model, list[Tensor]()
 
     def keep(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if ACTIVE_RUN.get() is run and not (isinstance(run, _PairedRun) and run._beside):
-            states.append(_tensor(output)[0, -1])
+        if ACTIVE_RUN.get() is run and not (isinstance(run, PairedRun) and run.beside):
+            states.append(tensor_of(output)[0, -1])
 
     # Without a configuration, no layer of the cache forgets what leaves its window.
     takes = inspect.signature(backend.anatomy.decoder.forward).parameters
@@ -312,39 +133,10 @@ def _forward(backend: LocalBackend, layout: PromptLayout, run: PrefillRun) -> tu
     return np.asarray(output.logits[0, -1].float().cpu().double().numpy()), states[-1]
 
 
-def _check_projection(layer: int, expected: Tensor, seen: Tensor) -> None:
-    worst = float(_distances(expected, seen).max())
-    if worst > _tolerance(float(torch.finfo(seen.dtype).eps)) * float(_norms(seen).max()):
-        raise ConfigError(
-            f"layer {layer}: its attention module gives {worst:.3g} else than its heads' outputs through its output "
-            "projection, so value norms there mean nothing; this architecture cannot be diagnosed"
-        )
-
-
 def _check_same(ours: Tensor, engine: Tensor, epsilon: float) -> None:
-    apart = float(_distances(ours[None, None], engine[None, None]).max())
-    if apart > _tolerance(epsilon) * float(_norms(engine[None, None]).max()):
+    apart = float(distances(ours[None, None], engine[None, None]).max())
+    if apart > tolerance(epsilon) * float(norms(engine[None, None]).max()):
         raise EntroPrefillError(
             f"internal: the engine's pruned run ends {apart:.3g} away from the layers run one by one; please report "
             "this with the name of the model"
         )
-
-
-def _tolerance(epsilon: float) -> float:
-    return max(1e-4, 10.0 * epsilon)
-
-
-def _tensor(output: Any) -> Tensor:
-    found = output[0] if isinstance(output, tuple) else output
-    if not isinstance(found, Tensor):
-        raise ConfigError(f"a layer gave {type(found).__name__} where hidden states were expected")
-    return found
-
-
-def _distances(first: Tensor, second: Tensor) -> Floats:
-    """l2 per token, ``[1, n', hidden]`` twice -> ``[n']``."""
-    return np.asarray((first.float() - second.to(first.device).float())[0].cpu().double().norm(dim=-1).numpy())
-
-
-def _norms(states: Tensor) -> Floats:
-    return np.asarray(states[0].float().cpu().double().norm(dim=-1).numpy())

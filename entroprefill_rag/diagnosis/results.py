@@ -12,6 +12,9 @@ from entroprefill_rag.rule.stability import Assumptions
 
 ESTIMATE = "estimate, not a guarantee"
 
+# A bound this many times the margin says nothing of the greedy token, whatever the trivial cap.
+_ORDERS = 100.0
+
 
 class _Entry(BaseModel):
     # ser_json_inf_nan: bounds of deep models may be infinite, and JSON has no number for that.
@@ -157,9 +160,14 @@ class NextToken(_Entry):
 
     @property
     def vacuous(self) -> bool:
-        """Whether the bounds say nothing: none is known, or none is below the trivial cap."""
+        """Whether the bounds say nothing: none is known, none is below the trivial cap, or all are orders too large.
+
+        The last means at least a hundred times the larger margin.
+        """
         best = self.best_bound
-        return best is None or self.logit_cap is None or best >= self.logit_cap
+        if best is None or self.logit_cap is None or best >= self.logit_cap:
+            return True
+        return best >= _ORDERS * max(self.margin_full, self.margin_pruned)
 
 
 class Diagnosis(_Entry):

@@ -52,15 +52,20 @@ def _verdict(seen: NextToken) -> str:
     best = seen.best_bound
     if best is None or seen.logit_cap is None:
         return "Conditional: no bound on the logits, because the head is not an RMS norm and a matrix."
-    half = 0.5 * max(seen.margin_full, seen.margin_pruned)
-    if seen.vacuous:
+    largest = max(seen.margin_full, seen.margin_pruned)
+    if best >= seen.logit_cap:
         return (
             f"Conditional: the bound on the logits is vacuous: {best:.3g}, and no logit can change by more than "
             f"{seen.logit_cap:.3g} whatever happens."
         )
     if seen.proved:
-        return f"Conditional: the logits move by at most {best:.3g}, less than half the margin: the same greedy token."
+        return (
+            f"Conditional: no logit moves by more than {best:.3g}, less than half the margin: the greedy token is the "
+            "same, if the constants hold."
+        )
+    times = f"{best / largest:.3g} times the margin" if largest else "with no margin at all"
+    verdict = "the bound on the logits is vacuous" if seen.vacuous else "nothing follows for the greedy token"
     return (
-        f"Conditional: the logits move by at most {best:.3g}, {best / half if half else float('inf'):.3g} times half "
-        "the margin: nothing follows for the greedy token."
+        f"Conditional: {verdict}: they move by at most {best:.3g}, {times}, where the true change is "
+        f"{seen.largest_change:.3g}."
     )
