@@ -46,12 +46,14 @@ class Bounded:
         upper: upper confidence bound on the mean, at most 1, ``[H]``; ``upper <= eps`` exactly where passed.
         passed: whether "the mean is at most ``eps``" is accepted, ``[H]``.
         log_wealth: largest log wealth over the draws, ``[H]``; betting only.
+        variance: unbiased sample variance, ``[H]``; empirical Bernstein only.
     """
 
     eta_hat: NDArray[np.float64]
     upper: NDArray[np.float64]
     passed: NDArray[np.bool_]
     log_wealth: NDArray[np.float64] | None = None
+    variance: NDArray[np.float64] | None = None
 
 
 def statements(union: str, layers: int, heads: int) -> int:
@@ -104,11 +106,12 @@ def bounded_mean(losses: ArrayLike, eps: float, level: float, bound: str) -> Bou
         return Bounded(eta_hat, _agree(kl_upper(eta_hat, m, level), passed, eps), passed)
     if bound == "hoeffding":
         upper = hoeffding_upper(eta_hat, m, level)
-    else:
-        if m < 2:
-            raise ConfigError("empirical Bernstein needs at least 2 observers for a variance, got 1; raise m_a")
-        upper = empirical_bernstein_upper(eta_hat, values.var(axis=1, ddof=1), m, level)
-    return Bounded(eta_hat, upper, upper <= eps)
+        return Bounded(eta_hat, upper, upper <= eps)
+    if m < 2:
+        raise ConfigError("empirical Bernstein needs at least 2 observers for a variance, got 1; raise m_a")
+    variance = values.var(axis=1, ddof=1)
+    upper = empirical_bernstein_upper(eta_hat, variance, m, level)
+    return Bounded(eta_hat, upper, upper <= eps, variance=variance)
 
 
 def exact_mean(losses: ArrayLike, weights: ArrayLike | None, eps: float) -> Bounded:
@@ -172,13 +175,14 @@ def recheck(
     eta_hat: ArrayLike,
     upper: ArrayLike,
     log_wealth: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
     leeway: float = 0.0,
 ) -> NDArray[np.bool_]:
     """Which heads pass, from the numbers of a record alone.
 
-    Hoeffding and KL follow from ``eta_hat``, betting from ``log_wealth``, an exact mean from itself. The variance
-    that empirical Bernstein used is not in a record: there, ``upper`` is taken, if it is no smaller than a variance
-    of zero would make it.
+    Hoeffding and KL follow from ``eta_hat``, betting from ``log_wealth``, empirical Bernstein from ``eta_hat`` and
+    ``variance``, an exact mean from itself. In a record without the variance ``upper`` is taken, if it is no smaller
+    than a variance of zero would make it.
 
     A record's numbers are rounded. A recorded verdict follows from them when it is no better than the verdict at
     ``leeway=1e-8`` and no worse than the one at ``leeway=-1e-8``.
@@ -191,6 +195,7 @@ def recheck(
         eta_hat: mean loss ``[H]``.
         upper: upper bound ``[H]``.
         log_wealth: largest log wealth ``[H]``, betting only.
+        variance: unbiased sample variance ``[H]``, empirical Bernstein only.
         leeway: relative change of the numbers in favour of passing.
 
     Raises:
@@ -212,6 +217,9 @@ def recheck(
         return kl_passes(mean, m, eps, level)
     if bound == "hoeffding":
         return np.asarray(hoeffding_upper(mean, m, level) <= eps)
+    if variance is not None:
+        spread = np.asarray(variance, dtype=np.float64) * (1.0 - leeway)
+        return np.asarray(empirical_bernstein_upper(mean, spread, m, level) * (1.0 - leeway) <= eps)
     claimed = np.asarray(upper, dtype=np.float64) * (1.0 - leeway)
     least = empirical_bernstein_upper(mean, np.zeros_like(mean), m, level)
     return np.asarray((claimed <= eps) & (claimed >= least - _MASS_TOLERANCE * eps))

@@ -377,12 +377,11 @@ def test_recorded_numbers_give_the_recorded_verdicts(seed: int, bound: str, m: i
     result = bounded_mean(losses, 0.15, 1e-2, bound)
     rounded = [
         None if values is None else [float(f"{value:.9g}") for value in values]
-        for values in (result.eta_hat, result.upper, result.log_wealth)
+        for values in (result.eta_hat, result.upper, result.log_wealth, result.variance)
     ]
+    recorded = dict(zip(("eta_hat", "upper", "log_wealth", "variance"), rounded, strict=True))
     verdicts = [
-        recheck(
-            bound, eps=0.15, level=1e-2, m=m, eta_hat=rounded[0], upper=rounded[1], log_wealth=rounded[2], leeway=leeway
-        )
+        recheck(bound, eps=0.15, level=1e-2, m=m, **recorded, leeway=leeway)  # type: ignore[arg-type]
         for leeway in (-1e-8, 1e-8)
     ]
     assert (verdicts[0] <= result.passed).all()
@@ -406,6 +405,12 @@ def test_a_flipped_verdict_does_not_follow(bound: str) -> None:
 def test_an_upper_bound_below_what_any_variance_allows_is_not_believed() -> None:
     checked = recheck("empirical_bernstein", eps=0.15, level=1e-3, m=50, eta_hat=[0.1], upper=[0.12])
     assert checked.tolist() == [False]
+
+
+def test_empirical_bernstein_is_decided_by_the_recorded_variance() -> None:
+    numbers = {"eps": 0.15, "level": 1e-3, "m": 400, "eta_hat": [0.05, 0.05], "upper": [0.1, 0.1]}
+    checked = recheck("empirical_bernstein", variance=[1e-4, 0.1], **numbers)  # type: ignore[arg-type]
+    assert checked.tolist() == [True, False]
 
 
 def test_an_exact_mean_is_checked_against_the_limit() -> None:
