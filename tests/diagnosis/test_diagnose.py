@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -206,6 +207,20 @@ def test_nothing_is_left_on_the_model_even_after_a_failure(tiny_backend: LocalBa
     doubled.remove()
     assert hooks_on(tiny_backend.model) == before
     assert tiny_backend.generate(request(), LOOSE, max_new_tokens=4, do_sample=False).answer == expected
+
+
+def test_other_requests_on_the_same_model_are_not_disturbed(tiny_backend: LocalBackend) -> None:
+    expected = [tiny_backend.generate(request(k), LOOSE, max_new_tokens=6, do_sample=False).answer for k in (4, 6)]
+    alone = diagnose(tiny_backend, request(), LOOSE)
+    with ThreadPoolExecutor(3) as pool:
+        diagnosed_beside = [pool.submit(diagnose, tiny_backend, request(), LOOSE) for _ in range(2)]
+        answers = [
+            pool.submit(tiny_backend.generate, request(k), LOOSE, max_new_tokens=6, do_sample=False)
+            for _ in range(4)
+            for k in (4, 6)
+        ]
+        assert [one.result().answer for one in answers] == expected * 4
+        assert all(one.result() == alone for one in diagnosed_beside)
 
 
 def test_it_is_json_and_words_and_one_row_per_layer(tiny_backend: LocalBackend) -> None:

@@ -18,6 +18,7 @@ from entroprefill_rag.rule.stability import (
     envelope_per_head,
     fixed_row_bound,
     local_head_lipschitz,
+    token_bound,
     trivial_logit_cap,
     value_diameter,
 )
@@ -249,6 +250,58 @@ def test_contributions_sum_to_the_last_distance(data: st.DataObject, layers: int
 def test_constants_that_do_not_fit_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must"):
         conditional_bound(assumptions(**wrong), [0.1, 0.3])
+
+
+# --- token by token -------------------------------------------------------------------------------------------------
+
+
+def test_the_recursion_token_by_token_is_the_one_computed_by_hand() -> None:
+    stretch = [[9.0, 9.0, 9.0], [2.0, 3.0, 0.5]]
+    added = [[1.0, 0.0, 4.0], [0.0, 1.0, 0.5]]
+    # Nothing moved before the first layer, so its stretch does not count. Then the largest of the tokens up to each one
+    # is (1, 1, 4): 2 * 1, 3 * 1 + 1, .5 * 4 + .5.
+    assert token_bound(stretch, added).tolist() == [[1.0, 0.0, 4.0], [2.0, 4.0, 2.5]]
+
+
+def test_a_token_is_not_moved_by_a_later_one() -> None:
+    distance = token_bound(np.ones((2, 3)), [[0.0, 0.0, 5.0], [0.0, 0.0, 0.0]])
+    assert distance[-1].tolist() == [0.0, 0.0, 5.0]
+
+
+@given(data=st.data(), layers=st.integers(1, 5), tokens=st.integers(1, 6))
+def test_token_by_token_is_never_looser_and_attained_where_tokens_are_alike(
+    data: st.DataObject, layers: int, tokens: int
+) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    stretch, added = rng.uniform(0, 3, (layers, tokens)), rng.uniform(0, 2, (layers, tokens))
+    largest = 0.0
+    for by, plus, distance in zip(stretch, added, token_bound(stretch, added), strict=True):
+        largest = by.max() * largest + plus.max()
+        assert distance.max() <= largest * (1 + 1e-12)
+    alike = token_bound(np.tile(stretch[:, :1], tokens), np.tile(added[:, :1], tokens))
+    one = assumptions(
+        lipschitz=stretch[:, 0],
+        drift=np.zeros(layers),
+        value_norm=0.5 * added[:, :1],
+        token_map=np.ones(layers),
+    )
+    assert alike == pytest.approx(np.tile(conditional_bound(one, [1.0]).distance[:, None], tokens))
+
+
+def test_token_by_token_constants_that_do_not_fit_are_refused() -> None:
+    for stretch, added in (
+        (np.ones((2, 3)), np.ones((2, 2))),
+        (np.ones(3), np.ones(3)),
+        (np.full((1, 2), np.nan), np.ones((1, 2))),
+        (np.ones((1, 2)), -np.ones((1, 2))),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            token_bound(stretch, added)
+
+
+def test_token_by_token_explodes_to_infinity_and_not_to_nan() -> None:
+    distance = token_bound(np.full((400, 2), 1e10), np.ones((400, 2)))
+    assert (distance[-1] == math.inf).all()
 
 
 # --- a network small enough to measure every assumption -------------------------------------------------------------
