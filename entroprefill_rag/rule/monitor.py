@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,11 +24,8 @@ from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.record import AuditResult, AuditSetup, LayerTrial, Reason
 from entroprefill_rag.rule.audit import Audit, plan_audit, significant
 from entroprefill_rag.rule.dual import dual_bound
-from entroprefill_rag.rule.masses import RowMasses, discarded
+from entroprefill_rag.rule.losses import LayerLosses, RowReader
 from entroprefill_rag.rule.proposal import PROPOSED, Proposal, Proposer
-
-RowReader = Callable[[Tensor, bool], RowMasses]
-"""Reads one layer: (row positions ``[R]``, whether the mean row per token is wanted too) -> masses."""
 
 VERDICTS = {
     # of a layer
@@ -46,6 +44,12 @@ VERDICTS = {
     "too_few_chunks": "At least `m0` chunks must stay, and there are no more than that.",
     "saving_out_of_reach": "Even without caps the removable chunks do not amount to the least saving.",
     "audit_support": "An observer distribution holds a single row: a look at one token is no audit.",
+    # of a request whose audit asks for probe queries
+    "probe_kernel": "Probes need an attention kernel that takes a mask.",
+    "probe_length": "A probe does not fit the model's positions.",
+    "probe_outputs": "Hidden states or attentions were asked for, and a probe's would be among them.",
+    "probe_padding": "The prompt holds padding, and probes are laid out without.",
+    "probe_template": "The template writes something else before the documents when the question changes.",
     # of a request, when all is over
     "no_layer_accepted": "Every monitored layer was rejected; the trials say why.",
     "not_observed": "The run ended before a monitored layer was reached.",
@@ -152,7 +156,8 @@ class Monitor:
         Args:
             layer: its index; layers are observed in ascending order, each once, none after one was accepted.
             read: reads rows of this layer. It is called with the proposal rows; again, with the audit's rows, only
-                where a proposal has reached its saving and its streak.
+                where a proposal has reached its saving and its streak; a sequential audit asks for them in batches.
+                Where probes are observers it is a :class:`.losses.ReadsProbes` too.
 
         Raises:
             ConfigError: the layer is not monitored, or its turn is over: the audit's union bound counts neither.
@@ -194,30 +199,48 @@ class Monitor:
         audit, last = self._audit, self._last
         if audit is None or last is None:
             raise ConfigError("there is no audit to pass: this request is bypassed")
-        looked, rows = audit.looked, self.proposal_rows.numpy()
-        gone = np.isin(looked, self._removed_tokens(trial))
-        known = np.isin(looked, rows)
-        lost, allowed = np.zeros((self._heads, len(looked))), np.ones(len(looked))
-        place = looked[known] - rows[0]
-        lost[:, known] = last.masses[..., list(trial.removed)].sum(axis=-1)[:, place]
-        allowed[known], allowed[gone] = self._proposer.caps[place], 0.0
-        # A removed row loses nothing, and the proposal rows have been read at this very layer.
-        unread = ~(gone | known)
-        if unread.any():
-            lost[:, unread] = discarded(read(torch.from_numpy(looked[unread]), False).chunks, trial.removed).numpy()
-        if not np.isfinite(lost).all():
+        losses = LayerLosses(
+            audit,
+            read,
+            trial.removed,
+            self._removed_tokens(trial),
+            known=self.proposal_rows.numpy(),
+            lost=last.masses[..., list(trial.removed)].sum(axis=-1),
+            caps=self._proposer.caps,
+        )
+        found = self._examined(audit, losses, trial.tokens_saved)
+        if not losses.finite:
             message = f"Layer {trial.layer}: the audit's attention rows hold NaN or infinity."
             return trial.model_copy(update={"verdict": Reason(code="not_finite", message=message)})
-        # Float32 probabilities may sum to a little above 1; losses are masses.
-        lost = np.minimum(lost, 1.0)
-        audits = tuple(
-            audit.judge(plan, lost, tokens_removed=trial.tokens_saved, allowed=allowed) for plan in audit.plans
-        )
+        audits = tuple(found[plan.kind] for plan in audit.plans if plan.kind in found)
         return trial.model_copy(update={"audits": audits, "verdict": _verdict(trial, audits)})
+
+    @staticmethod
+    def _examined(audit: Audit, losses: LayerLosses, removed: int) -> dict[str, AuditResult]:
+        """One result per distribution, by kind; once one has failed, what would cost more is left out."""
+        sequential = audit.settings.sequential
+        if not sequential:
+            losses.read_rows()
+        found: dict[str, AuditResult] = {}
+        for plan in audit.in_turn:
+            failed = any(not result.accepted for result in found.values())
+            if not losses.finite or (failed and (sequential or plan.probes)):
+                break
+            if sequential and plan.method == "sample":
+                result = audit.follow(plan, partial(losses.of, plan), tokens_removed=removed)
+            else:
+                result = audit.decide(plan, losses.of(plan), tokens_removed=removed, allowed=losses.allowed(plan))
+            found[plan.kind] = result
+        return found
 
     def _removed_tokens(self, trial: LayerTrial) -> NDArray[np.int64]:
         spans = self._layout.chunk_spans
         return np.concatenate([np.arange(*spans[i], dtype=np.int64) for i in trial.removed])
+
+    @property
+    def probes(self) -> tuple[int, ...]:
+        """Places in the bank of probes that the audit may look at, ascending; none where no probe is asked for."""
+        return () if self._audit is None or self.bypass is not None else tuple(self._audit.probes.tolist())
 
     def setup(self) -> AuditSetup | None:
         """What was fixed before any attention was seen; None where the request is bypassed without an audit."""

@@ -1,6 +1,7 @@
 """Query-observer distributions: which rows an audit looks at, fixed before the request's attention is seen.
 
-An observer distribution [nu] is a finite set of prompt rows with weights (section 6). It is either read whole
+An observer distribution [nu] is a finite set of prompt rows with weights (section 6), or a bank of other questions
+("probes"), each a branch of its own over the same documents (correction 8). It is either read whole
 (``enumerate``: the mean is exact and no confidence is spent) or looked at through independent draws (``sample``).
 The draws come from a stream of their own, derived from the audit's seed, the prompt's hash and the kind of the
 distribution (correction 1): no other randomness of a request touches it, and another prompt has other draws.
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from entroprefill_rag.config import Observer, WeightedRows
+from entroprefill_rag.config import Observer, ProbeQueries, WeightedRows
 from entroprefill_rag.errors import ConfigError, RequestError
 
 _STREAM = "entroprefill/audit-rows/1"
@@ -30,14 +31,17 @@ class AuditPlan:
 
     Attributes:
         kind: the distribution's kind, as in ``AuditConfig.observers``.
-        support: number of rows the distribution can draw. An audit over a support of one row is a look at one
-            token, which is not an audit (correction 3): the caller refuses it.
+        support: number of rows, or probes, the distribution can draw. An audit over a support of one row is a look
+            at one token, which is not an audit (correction 3): the caller refuses it.
         method: whether the support is enumerated or sampled.
-        rows: LongTensor ``[m]``, positions in the order drawn (they may repeat), or the whole support ascending.
+        rows: LongTensor ``[m]``, positions in the order drawn (they may repeat), or the whole support ascending. For
+            probes these are places in the bank, not positions of the prompt.
         weights: float64 ``[m]``, summing to one: the distribution's weights where it is enumerated and not
             uniform. None where every row counts the same; so for draws, which already follow the distribution.
         delta: the share of the audit's delta that this distribution may spend; None where enumerated.
         prompt_rows: a row that is itself removed loses nothing.
+        probes: observers are probes; what one loses is the mean over its own rows.
+        decay: weight of a row relative to the row after it; weighted rows only.
     """
 
     kind: str
@@ -47,17 +51,19 @@ class AuditPlan:
     weights: Tensor | None
     delta: float | None
     prompt_rows: bool
+    probes: bool = False
+    decay: float | None = None
 
     @property
     def m(self) -> int:
-        """Number of observers looked at."""
+        """Number of observers looked at, at most."""
         return len(self.rows)
 
 
 def support_of(
     observer: Observer, *, document_block: tuple[int, int], suffix: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-    """The rows a distribution may draw and their probabilities.
+    """The rows (or places in the bank of probes) that a distribution may draw, and their probabilities.
 
     Args:
         observer: the distribution.
@@ -75,6 +81,8 @@ def support_of(
             f"the document block {document_block} and the suffix {suffix} must be ascending half-open ranges, the "
             "suffix not empty and after the documents; take both from the prompt's layout"
         )
+    if isinstance(observer, ProbeQueries):
+        return np.arange(len(observer.queries), dtype=np.int64), None
     suffix_rows = np.arange(*suffix, dtype=np.int64)
     if observer.kind == "suffix_rows":
         return suffix_rows, None
@@ -166,6 +174,8 @@ def plan_audits(
                 weights=weights,
                 delta=share if drawn else None,
                 prompt_rows=observer.kind == "prompt_rows",
+                probes=isinstance(observer, ProbeQueries),
+                decay=observer.decay if isinstance(observer, WeightedRows) else None,
             )
         )
     return tuple(plans)

@@ -25,8 +25,8 @@ class Sequential:
 
     Attributes:
         drawn: observers looked at.
-        stopped: ``"passed"``: every head passed; ``"hopeless"``: a head fails even if it loses nothing more;
-            ``"exhausted"``: the batches ended before either.
+        stopped: ``"passed"``: every head passed; ``"hopeless"``: draws were left, but a head fails even if it loses
+            nothing in them; ``"exhausted"``: nothing was left to look at before either.
         bounded: the betting bound on the losses seen.
     """
 
@@ -93,7 +93,8 @@ def sequential_mean(batches: Iterable[ArrayLike], *, eps: float, level: float, d
         if passed.all():
             stopped = "passed"
             break
-        if (~passed & (best_log_wealth(stakes, draws - drawn, eps) < needed)).any():
+        left = draws - drawn
+        if left and (~passed & (best_log_wealth(stakes, left, eps) < needed)).any():
             stopped = "hopeless"
             break
     if not seen:
