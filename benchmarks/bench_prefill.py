@@ -190,6 +190,23 @@ def measure(backend: LocalBackend, tokens: int, layers: list[int], keeps: list[f
     }
 
 
+def fixed_cost(backend: LocalBackend, rounds: int) -> dict[str, float]:
+    """Milliseconds that a call of the backend, pruning off, adds to plain `generate` at a short prompt: quartiles."""
+    model = backend.model
+    chunks = [Chunk(id="a", text="The lease ends in May."), Chunk(id="b", text="Tea is at four.")]
+    request = RagRequest(chunks=chunks, query="When does the lease end?")
+    extra = []
+    for _ in range(rounds + 3):
+        with LocalBackend(model, backend.tokenizer) as fresh:
+            ids = torch.tensor([fresh.layout(request).input_ids], device=model.device)
+            fresh.model_info  # noqa: B018  (hashed once per backend, not per call)
+            taken, result = timed(lambda: fresh.generate(request, OFF, max_new_tokens=1, do_sample=False))
+        plain, _ = timed(lambda: first_token(model, ids))  # noqa: B023
+        extra.append(1e3 * (taken - result.timings.layout - plain))
+    low, median, high = statistics.quantiles(extra[3:], n=4)
+    return {"median": median, "low": low, "high": high}
+
+
 def decoding(backend: LocalBackend, tokens: int, rounds: int) -> dict[str, Any]:
     """Seconds per generated token after a pruned prefill over those of plain generate."""
     model = backend.model
@@ -324,6 +341,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
             )
             head = [""] * 4
     console.print(table)
+    console.print(f"fixed cost of a call, pruning off: {words(result['fixed_cost_ms'], '.1f')} ms [quartiles]")
     console.print(
         f"decoding, pruned / plain seconds per token: {words(result['decoding']['pruned_over_plain'], '.3f')}"
     )
@@ -369,6 +387,7 @@ def main() -> None:
         for tokens in sizes:
             rounds = given.rounds if tokens <= 4096 else max(2, given.rounds // 2)
             result["sizes"].append(measure(backend, tokens, layers, keeps, rounds, lambda: progress.advance(bar)))
+    result["fixed_cost_ms"] = fixed_cost(backend, 8 * given.rounds)
     result["decoding"] = decoding(backend, min(2048, sizes[-1]), given.rounds)
     result["memory"] = [
         {

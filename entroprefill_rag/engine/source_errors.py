@@ -6,6 +6,8 @@ from entroprefill_rag.errors import ModelSourceError
 from entroprefill_rag.models import install_command
 from entroprefill_rag.packaged import DEFAULT_MODEL
 
+_UNREACHABLE = frozenset({"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError", "ProxyError", "SSLError"})
+
 
 def explain(error: Exception, name: str, *, on_disk: bool) -> ModelSourceError:
     """What went wrong in one sentence, and what to do about it.
@@ -35,7 +37,13 @@ def explain(error: Exception, name: str, *, on_disk: bool) -> ModelSourceError:
         )
     if is_any(hub.RevisionNotFoundError):
         return ModelSourceError(f"{name!r} cannot be loaded: it has no such revision. Leave `revision` out for 'main'.")
-    if not on_disk and is_any(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError):
+    # The hub's client is httpx or requests, by its version; neither is a dependency of ours.
+    unreachable = any(
+        type(link).__module__.split(".")[0] in ("httpx", "requests") and type(link).__name__ in _UNREACHABLE
+        for link in chain
+    )
+    offline = unreachable or is_any(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError)
+    if not on_disk and offline:
         return ModelSourceError(
             f"{name!r} is not a folder here and not in the hub's cache, and the hub cannot be reached (offline?). "
             f"Check the name and the network, {offline_hint}"

@@ -119,6 +119,8 @@ def load(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
+        if not on_disk and not shared["local_files_only"]:
+            _ask_hub(name, revision, kwargs)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(place), dtype=wanted or "auto", output_loading_info=True, **shared, **options
         )
@@ -161,6 +163,17 @@ def _locate(name: str) -> tuple[str | Path, str | None]:
     if close:
         raise ModelSourceError(f"There is no model or folder {name!r}. Did you mean {close[0]!r}?")
     return name, None
+
+
+def _ask_hub(name: str, revision: str | None, kwargs: dict[str, Any]) -> None:
+    """Ask the hub once for a model that is not in its cache: loading would try each file for half a minute."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    place = {key: kwargs[key] for key in ("cache_dir",) if key in kwargs}
+    known = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision, **place)
+    if not constants.HF_HUB_OFFLINE and not isinstance(known, str) and "subfolder" not in kwargs:
+        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=10, token=kwargs.get("token"))
 
 
 def _check_folder(folder: Path, name: str, *, allow_pickle: bool) -> None:

@@ -96,7 +96,7 @@ class FolderIndex:
         hashes = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         if not chunks:
             raise DocumentError(f"the documents of {str(path)!r} hold nothing but white space")
-        about = {"documents": str(path), "embedder": embedder.name, "chunks": len(chunks)}
+        about = {"documents": str(Path(path).resolve()), "embedder": embedder.name, "chunks": len(chunks)}
         kept = dict(store.load())
         wanted = dict(zip(hashes, texts, strict=True))
         missing = [name for name in wanted if name not in kept]

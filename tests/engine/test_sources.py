@@ -1,9 +1,11 @@
 """Which model is meant, how it is loaded, and what a caller is told when it cannot be."""
 
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -174,6 +176,52 @@ def test_offline_a_hub_model_says_so_and_how_to_go_on():
     told = refusal("nobody-here/no-such-model")
     assert "cannot be reached" in told
     assert COMMAND in told
+
+
+ASK_HUB = """
+import sys
+import threading
+from entroprefill_rag.engine.sources import load
+from entroprefill_rag.errors import ModelSourceError
+try:
+    load("nobody-here/no-such-model", device="cpu")
+except ModelSourceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answers", "told"), [(False, "cannot be reached"), (True, "nor a model of the hub")])
+def test_the_hub_is_asked_once_for_a_model_it_cannot_give(tmp_path, answers, told):
+    asked = []
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        if answers:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        else:
+            server.server_close()
+        environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", ASK_HUB], env=environment, capture_output=True, text=True, check=True
+        )
+        if answers:
+            server.shutdown()
+    assert told in done.stdout
+    assert sum("no-such-model" in path for path in asked) == int(answers)
 
 
 def test_an_embedder_is_not_a_language_model():
