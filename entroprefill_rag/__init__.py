@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from entroprefill_rag.config import AuditConfig, PruningConfig
     from entroprefill_rag.engine.backend import LocalBackend
+    from entroprefill_rag.ledger import ReuseLedger
     from entroprefill_rag.record import AuditRecord, GenerationResult, PruneResult
     from entroprefill_rag.request import Chunk, RagRequest
 
@@ -25,6 +26,7 @@ _HOMES = {
     "PruneResult": "entroprefill_rag.record",
     "PruningConfig": "entroprefill_rag.config",
     "RagRequest": "entroprefill_rag.request",
+    "ReuseLedger": "entroprefill_rag.ledger",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "PruneResult",
     "PruningConfig",
     "RagRequest",
+    "ReuseLedger",
 ]
 
 

@@ -29,7 +29,14 @@ _OTHER_MODEL = (
 
 
 def describe(
-    trial: LayerTrial, setup: AuditSetup, chunks: Sequence[ChunkInfo], rows: int, *, for_other_model: bool, seeded: bool
+    trial: LayerTrial,
+    setup: AuditSetup,
+    chunks: Sequence[ChunkInfo],
+    rows: int,
+    *,
+    for_other_model: bool,
+    seeded: bool,
+    replay: bool = False,
 ) -> Claims:
     """Word the claims of an accepted trial.
 
@@ -40,6 +47,7 @@ def describe(
         rows: number of proposal rows.
         for_other_model: the retained chunks go to another model (filter mode).
         seeded: the audit's seed was given by the caller.
+        replay: the draws were seen before, with the same configuration.
     """
     removed = len(trial.removed)
     largest = trial.max_discarded if trial.max_discarded is not None else 0.0
@@ -66,11 +74,17 @@ def describe(
         if audit.caps_imply:
             warnings.append(f"The caps on the proposal rows alone already imply the statement on '{audit.observer}'.")
     if probabilistic:
-        probabilistic.append(
-            f"Probability, per attempted request, of accepting although a statement is false: at most {setup.delta:g}."
+        probabilistic.append(_how_likely(setup))
+    if replay:
+        warnings.append(
+            "A replay: these draws were seen before, with this configuration. The statements are those of "
+            f"{_which(setup)}; running it again adds nothing to them."
         )
-    if seeded:
-        warnings.append("The audit's seed was given: the draws can be replayed, and foreseen by whoever knows it.")
+    if probabilistic and seeded:
+        warnings.append(
+            "The audit's seed was given: the draws can be replayed, and foreseen. Against somebody who knows the seed, "
+            "and can write a document or choose a setting, the sampled audit guarantees nothing."
+        )
     total = sum(trial.pooled_mass)
     for chunk, mass in zip(chunks, trial.pooled_mass, strict=False):
         if len(chunks) > 2 and total > 0 and mass / total > DOMINANT_SHARE:
@@ -85,3 +99,27 @@ def describe(
         not_claimed=NOT_CLAIMED,
         warnings=tuple(warnings),
     )
+
+
+def _how_likely(setup: AuditSetup) -> str:
+    """For which attempts, together or alone, the probability of accepting falsely is bounded, and by how much."""
+    if setup.attempt is None or setup.attempts == "each":
+        counted = (
+            "no ledger was kept of others at this prompt"
+            if setup.attempt is None
+            else f"it is {_which(setup)}, as far as the ledger goes back"
+        )
+        return (
+            "Probability, per attempted request, of accepting although a statement is false: at most "
+            f"{setup.delta:g}. For this attempt only ({counted}): trying until one passes errs more often."
+        )
+    together = setup.delta * setup.attempt * (setup.attempt + 1)
+    return (
+        "Probability of accepting although a statement is false: at most "
+        f"{setup.delta:g} in {_which(setup)}, and at most {together:g} in all attempts at it together that share a "
+        "delta no larger than that in the same way, as far as the ledger goes back."
+    )
+
+
+def _which(setup: AuditSetup) -> str:
+    return f"attempt {setup.attempt} at this prompt"

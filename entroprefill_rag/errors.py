@@ -35,6 +35,10 @@ class BackendClosedError(EntroPrefillError, RuntimeError):
     """A backend that was used after ``close()``."""
 
 
+class LedgerError(EntroPrefillError, RuntimeError):
+    """A reuse ledger that cannot be read or written, or a file that is none."""
+
+
 class DocumentError(EntroPrefillError, ValueError):
     """Documents that cannot be read, or a folder that holds none."""
 

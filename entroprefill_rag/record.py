@@ -167,7 +167,8 @@ class AuditSetup(_Entry):
     attempts: Literal["each", "all"] = "each"
     attempt: int | None = Field(
         default=None,
-        description="Which attempt at this prompt, as far as the backend's ledger goes back; None: none kept.",
+        description="Which attempt at this prompt, as far as the backend's ledger goes back; it counts once its draws "
+        "are read. None: no ledger, or nothing is drawn.",
     )
     observers: tuple[ObserverInfo, ...] = ()
 
@@ -207,6 +208,9 @@ class AuditRecord(_Entry):
     layers: tuple[int, ...] = Field(default=(), description="Monitored layers [M].")
     proposal_rows: tuple[int, ...] = Field(default=(), description="Positions of the proposal rows.")
     audit: AuditSetup | None = None
+    replay: bool = Field(
+        default=False, description="The audit's draws were seen before, with this configuration: no new attempt."
+    )
     trials: tuple[LayerTrial, ...] = ()
     outcome: Outcome
     accepted_layer: int | None = None

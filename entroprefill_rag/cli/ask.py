@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +46,7 @@ def ask(
     config: given.Config = None,
     max_new_tokens: given.MaxNewTokens = 256,
     seed: given.Seed = None,
+    ledger: given.Ledger = None,
     device: given.Device = None,
     dtype: given.DType = None,
     as_json: given.AsJson = False,
@@ -61,6 +62,7 @@ def ask(
     asked_for = inputs.what_is_asked(question, docs, request)
     inputs.check_outputs({"--record": record, "--save-request": save_request})
     settings = inputs.load_config(config, enabled=not no_prune, seed=seed)
+    noted = inputs.open_ledger(ledger)
     with waiting("Starting"):
         from entroprefill_rag.engine.sources import resolve_model
 
@@ -76,8 +78,8 @@ def ask(
     with waiting("Loading the model"):
         from entroprefill_rag.engine.backend import LocalBackend
 
-        backend = LocalBackend.from_pretrained(model, device=device, dtype=dtype)
-    with closing(backend):
+        backend = LocalBackend.from_pretrained(model, device=device, dtype=dtype, ledger=noted)
+    with noted or nullcontext(), closing(backend):
         result = _answer(backend, asked, settings, max_new_tokens, silent=as_json)
     if record is not None:
         record.write_text(result.audit.to_json(indent=1), encoding="utf-8")

@@ -11,6 +11,7 @@ from entroprefill_rag.errors import ConfigError, RequestError
 from entroprefill_rag.request import RagRequest
 
 if TYPE_CHECKING:
+    from entroprefill_rag.ledger import ReuseLedger
     from entroprefill_rag.retrieval import FolderIndex
 
 _LISTED = 5
@@ -61,6 +62,17 @@ def load_config(path: Path | None, *, enabled: bool, seed: int | None) -> Prunin
     if seed is not None:
         config = config.model_copy(update={"audit": config.audit.model_copy(update={"seed": seed})})
     return config
+
+
+def open_ledger(path: Path | None) -> ReuseLedger | None:
+    """The ledger of a file, made where there is none; None where no file is named.
+
+    Raises:
+        LedgerError: the file is no ledger, cannot be written, or comes from a newer version.
+    """
+    from entroprefill_rag.ledger import ReuseLedger
+
+    return None if path is None else ReuseLedger.open(path)
 
 
 def load_request(path: Path) -> RagRequest:

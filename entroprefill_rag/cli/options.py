@@ -51,6 +51,14 @@ Seed = Annotated[
         _HOW, "--seed", "Seed of the audit's draws, for replay; the answer itself is greedy and needs none.", min=0
     ),
 ]
+Ledger = Annotated[
+    Path | None,
+    _option(
+        _HOW,
+        "--ledger",
+        "File that remembers whose audit draws were seen, from one call to the next; made where there is none.",
+    ),
+]
 Device = Annotated[str | None, _option(_HOW, "--device", "cpu, cuda, mps, ...")]
 DType = Annotated[str | None, _option(_HOW, "--dtype", "float32, bfloat16, float16.")]
 

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from transformers import StoppingCriteriaList
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.engine import families
 from entroprefill_rag.engine import generation as gen
+from entroprefill_rag.engine.attempt import Attempt, begin_attempt
 from entroprefill_rag.engine.families import Anatomy
 from entroprefill_rag.engine.install import Installation
 from entroprefill_rag.engine.job import Job
@@ -28,10 +29,10 @@ from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiec
 from entroprefill_rag.engine.workers import Workers, aiterate, iterate
 from entroprefill_rag.errors import BackendClosedError, ConfigError
 from entroprefill_rag.prompt import PromptLayout
+from entroprefill_rag.ledger import ReuseLedger
 from entroprefill_rag.record import GenerationResult, ModelInfo, PruneResult, Reason, Usage
 from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.masses import chunk_membership
-from entroprefill_rag.rule.monitor import Monitor
 
 __all__ = ["LocalBackend", "PendingAnswer", "PromptStyle", "StreamItem", "TextPiece"]
 
@@ -49,6 +50,11 @@ class LocalBackend:
         style: how the prompt is written.
         workers: threads for asynchronous calls.
 
+        ledger: remembers whose draws were seen (``docs/guarantees.md``). None keeps one in memory, of this backend's
+            own; one from ``ReuseLedger.open`` outlives it and may be shared; False keeps none.
+
+    Raises:
+        ConfigError: ``ledger`` is none of these.
     Example:
         >>> backend = LocalBackend.from_pretrained("smollm2-135m")  # doctest: +SKIP
         >>> result = backend.generate(request)  # doctest: +SKIP
@@ -65,12 +71,19 @@ class LocalBackend:
         style: PromptStyle | None = None,
         workers: int = 4,
     ) -> None:
+        ledger: ReuseLedger | Literal[False] | None = None,
         self.model = model
+        if ledger is not None and ledger is not False and not isinstance(ledger, ReuseLedger):
+            raise ConfigError(
+                f"ledger must be a ReuseLedger, None (one in memory) or False (none), got {type(ledger).__name__}; a "
+                "file is opened with ReuseLedger.open(path)"
+            )
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.revision = revision
         self.style = style or PromptStyle()
         self._segments = SegmentTokenizer(tokenizer)
+        self.ledger = ReuseLedger() if ledger is None else (ledger or None)
         self._installation = Installation(model)
         self._prefill_turn = threading.Lock()
         self._workers = Workers(workers)
@@ -92,6 +105,7 @@ class LocalBackend:
         style: PromptStyle | None = None,
         workers: int = 4,
         **model_kwargs: Any,
+        ledger: ReuseLedger | Literal[False] | None = None,
     ) -> LocalBackend:
         """Load a model and its tokenizer.
 
@@ -107,6 +121,7 @@ class LocalBackend:
             style: how the prompt is written.
             workers: threads for asynchronous calls.
             **model_kwargs: passed to ``from_pretrained`` of the model (``device_map``, ``quantization_config``, ...).
+            ledger: remembers whose draws were seen; None keeps one in memory, False none.
 
         Raises:
             ModelSourceError: there is no such model, or it cannot be loaded; the message holds the way out.
@@ -131,6 +146,7 @@ class LocalBackend:
             style=style,
             workers=workers,
         )
+            ledger=ledger,
 
     # -- what is asked of it --------------------------------------------------------------------------------------
 
@@ -305,11 +321,14 @@ class LocalBackend:
         generation = {**generation}
         if not stop_when_known and effective.max_new_tokens is None and generation.get("max_length") is None:
             generation["max_new_tokens"] = most
-        monitor, refusal = self._monitor(layout, config)
+        attempt = self._attempt(layout, config)
+        monitor, refusal = attempt.monitor, attempt.refusal
         if refusal is None and not stop_when_known and (refusal := gen.why_full(effective, generation)):
             monitor = None
         membership = None
-        if monitor is not None:
+        if monitor is None:
+            attempt.release()
+        else:
             membership = chunk_membership(layout.chunk_spans, layout.n_tokens, first=layout.sink_tokens)
         run = PrefillRun(self.anatomy, layout.n_tokens, monitor, membership, stop_when_known=stop_when_known)
         return Job(
@@ -324,23 +343,23 @@ class LocalBackend:
             for_other_model=stop_when_known,
         )
 
-    def _monitor(self, layout: PromptLayout, config: PruningConfig) -> tuple[Monitor | None, Reason | None]:
+    def _attempt(self, layout: PromptLayout, config: PruningConfig) -> Attempt:
         anatomy = self.anatomy
         if not config.enabled:
-            return None, OFF
+            return Attempt(refusal=OFF)
         if anatomy.why_not is not None:
-            return None, anatomy.why_not
+            return Attempt(refusal=anatomy.why_not)
         if not layout.chunk_ids:
-            return None, Reason(code="no_chunks", message="The request holds no chunk: there is nothing to remove.")
+            nothing = Reason(code="no_chunks", message="The request holds no chunk: there is nothing to remove.")
+            return Attempt(refusal=nothing)
         layers = self._layers(layout, config)
         if not layers:
-            return None, Reason(
-                code="no_monitored_layer",
-                message="No layer of this model sees back to the first chunk: all windows are shorter than the prompt.",
-            )
-        return Monitor(config, layout, layers, anatomy.query_heads, anatomy.kv_heads), None
+            message = "No layer of this model sees back to the first chunk: all windows are shorter than the prompt."
+            return Attempt(refusal=Reason(code="no_monitored_layer", message=message))
+        return begin_attempt(self.ledger, config, layout, layers, self.model_info)
 
     def _layers(self, layout: PromptLayout, config: PruningConfig) -> tuple[int, ...]:
+            attempt=attempt,
         depth = len(self.anatomy.layers)
         if config.layers == "auto":
             block = (layout.chunk_spans[0][0], layout.chunk_spans[-1][1])

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.engine.attempt import Attempt
 from entroprefill_rag.engine.recording import build_record
 from entroprefill_rag.engine.run import PrefillRun
 from entroprefill_rag.prompt import PromptLayout
@@ -27,6 +28,7 @@ class Job:
         monitor: None where nothing will be pruned; `refusal` says why.
         layout_seconds: time spent before the model is entered.
         for_other_model: the retained chunks go to another model.
+        attempt: the run's place in the reuse ledger.
         gate: called once the prompt has passed the last layer and its turn is given back; may wait there.
     """
 
@@ -39,6 +41,7 @@ class Job:
     run: PrefillRun
     layout_seconds: float
     for_other_model: bool = False
+    attempt: Attempt = field(default_factory=Attempt)
     gate: Callable[[], None] | None = None
     wait_seconds: float = 0.0
     idle_seconds: float = 0.0
@@ -54,6 +57,8 @@ class Job:
         """One prefill at a time, which bounds peak memory; given back once the prompt has passed the last layer."""
         started = time.perf_counter()
         while not lock.acquire(timeout=0.05):
+            if self.cancelled.is_set():
+                self.attempt.release()
             self.run.check_cancelled()
         self.wait_seconds = time.perf_counter() - started
         held = True
@@ -63,6 +68,8 @@ class Job:
             if held:
                 held = False
                 lock.release()
+                # No audit comes after the prompt: an attempt that read no draw is none.
+                self.attempt.release()
 
         self.run.on_prefilled = lambda: self._after_prefill(give_back)
         try:

@@ -71,6 +71,8 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
     outcome, reason = _outcome(job, accepted)
     setup = monitor.setup() if monitor is not None else None
     claims = Claims()
+    if setup is not None:
+        setup = setup.model_copy(update={"attempts": config.audit.attempts, "attempt": job.attempt.number})
     if accepted is not None and setup is not None and monitor is not None:
         claims = describe(
             accepted,
@@ -80,6 +82,7 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
             for_other_model=job.for_other_model,
             seeded=config.audit.seed is not None,
         )
+            replay=job.attempt.replay,
     return AuditRecord(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -99,6 +102,7 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
         proposal_rows=tuple(int(row) for row in monitor.proposal_rows) if monitor is not None else (),
         audit=setup,
         trials=trials,
+        replay=job.attempt.replay,
         outcome=outcome,
         accepted_layer=accepted.layer if accepted is not None else None,
         reason=reason,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,6 +36,7 @@ VERDICTS = {
     "caps_leave_nothing": "No removable chunk fits under the row caps and the largest saving.",
     "below_min_saving": "What the caps let go is less than the least saving.",
     "streak": "Not enough consecutive layers have agreed on the set yet.",
+    "ledger_failed": "The reuse ledger could not note that draws would be read, so they were not.",
     "audit_failed": "An audit did not show a small enough mean discarded mass for every head.",
     # of a request, before any attention is read
     "no_monitored_layer": "No layer is monitored.",
@@ -95,6 +96,7 @@ class Monitor:
         seed: of the audit's draws.
         bypass: why nothing is monitored, known before any attention is read; None where something is.
         trials: what happened at the layers observed so far.
+        before_audit: called before what the audit's rows show is read; a reason it returns stands in for the audit.
 
     Raises:
         ConfigError: the audit can never pass (names the smallest ``m_a``), heads do not divide into groups, or layers
@@ -125,6 +127,7 @@ class Monitor:
         self._last: Proposal | None = None
         self._streak, self._agreed = 0, tuple[int, ...]()
         self._audit: Audit | None = None
+        self.before_audit: Callable[[], Reason | None] | None = None
         self.bypass = self._proposer.why_not()
         if not layers:
             self.bypass = Reason(code="no_monitored_layer", message="No layer is monitored.")
@@ -172,6 +175,8 @@ class Monitor:
         trial = self._last.trial
         if trial.verdict.code == PROPOSED:
             trial = self._scheduled(trial)
+        if trial.verdict.code == PROPOSED and self.before_audit and (prevented := self.before_audit()):
+            trial = trial.model_copy(update={"verdict": prevented})
         if trial.verdict.code == PROPOSED:
             trial = self._audited(trial, read)
         if trial.verdict.code not in ("accepted", "streak"):
@@ -236,6 +241,12 @@ class Monitor:
     def _removed_tokens(self, trial: LayerTrial) -> NDArray[np.int64]:
         spans = self._layout.chunk_spans
         return np.concatenate([np.arange(*spans[i], dtype=np.int64) for i in trial.removed])
+
+    @property
+    def draws(self) -> bool:
+        """Whether the audit would look at draws; False where all is enumerated, or nothing is audited."""
+        plans = self._audit.plans if self._audit is not None and self.bypass is None else ()
+        return any(plan.method == "sample" for plan in plans)
 
     @property
     def probes(self) -> tuple[int, ...]:
