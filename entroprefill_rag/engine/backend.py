@@ -28,8 +28,8 @@ from entroprefill_rag.engine.run import ForwardFinished, LayerMonitor, PrefillRu
 from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiece
 from entroprefill_rag.engine.workers import Workers, aiterate, iterate
 from entroprefill_rag.errors import BackendClosedError, ConfigError
-from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.ledger import ReuseLedger
+from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.record import GenerationResult, ModelInfo, PruneResult, Reason, Usage
 from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.masses import chunk_membership
@@ -49,12 +49,12 @@ class LocalBackend:
         revision: shown in records.
         style: how the prompt is written.
         workers: threads for asynchronous calls.
-
         ledger: remembers whose draws were seen (``docs/guarantees.md``). None keeps one in memory, of this backend's
             own; one from ``ReuseLedger.open`` outlives it and may be shared; False keeps none.
 
     Raises:
         ConfigError: ``ledger`` is none of these.
+
     Example:
         >>> backend = LocalBackend.from_pretrained("smollm2-135m")  # doctest: +SKIP
         >>> result = backend.generate(request)  # doctest: +SKIP
@@ -70,20 +70,20 @@ class LocalBackend:
         revision: str | None = None,
         style: PromptStyle | None = None,
         workers: int = 4,
-    ) -> None:
         ledger: ReuseLedger | Literal[False] | None = None,
-        self.model = model
+    ) -> None:
         if ledger is not None and ledger is not False and not isinstance(ledger, ReuseLedger):
             raise ConfigError(
                 f"ledger must be a ReuseLedger, None (one in memory) or False (none), got {type(ledger).__name__}; a "
                 "file is opened with ReuseLedger.open(path)"
             )
+        self.model = model
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.revision = revision
         self.style = style or PromptStyle()
-        self._segments = SegmentTokenizer(tokenizer)
         self.ledger = ReuseLedger() if ledger is None else (ledger or None)
+        self._segments = SegmentTokenizer(tokenizer)
         self._installation = Installation(model)
         self._prefill_turn = threading.Lock()
         self._workers = Workers(workers)
@@ -104,8 +104,8 @@ class LocalBackend:
         attn_implementation: str | None = None,
         style: PromptStyle | None = None,
         workers: int = 4,
-        **model_kwargs: Any,
         ledger: ReuseLedger | Literal[False] | None = None,
+        **model_kwargs: Any,
     ) -> LocalBackend:
         """Load a model and its tokenizer.
 
@@ -120,8 +120,8 @@ class LocalBackend:
             attn_implementation: attention kernel; None takes the model's default.
             style: how the prompt is written.
             workers: threads for asynchronous calls.
-            **model_kwargs: passed to ``from_pretrained`` of the model (``device_map``, ``quantization_config``, ...).
             ledger: remembers whose draws were seen; None keeps one in memory, False none.
+            **model_kwargs: passed to ``from_pretrained`` of the model (``device_map``, ``quantization_config``, ...).
 
         Raises:
             ModelSourceError: there is no such model, or it cannot be loaded; the message holds the way out.
@@ -145,8 +145,8 @@ class LocalBackend:
             revision=loaded.revision,
             style=style,
             workers=workers,
-        )
             ledger=ledger,
+        )
 
     # -- what is asked of it --------------------------------------------------------------------------------------
 
@@ -341,6 +341,7 @@ class LocalBackend:
             run=run,
             layout_seconds=time.perf_counter() - started,
             for_other_model=stop_when_known,
+            attempt=attempt,
         )
 
     def _attempt(self, layout: PromptLayout, config: PruningConfig) -> Attempt:
@@ -359,7 +360,6 @@ class LocalBackend:
         return begin_attempt(self.ledger, config, layout, layers, self.model_info)
 
     def _layers(self, layout: PromptLayout, config: PruningConfig) -> tuple[int, ...]:
-            attempt=attempt,
         depth = len(self.anatomy.layers)
         if config.layers == "auto":
             block = (layout.chunk_spans[0][0], layout.chunk_spans[-1][1])

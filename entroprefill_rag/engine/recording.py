@@ -70,9 +70,9 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
     )
     outcome, reason = _outcome(job, accepted)
     setup = monitor.setup() if monitor is not None else None
-    claims = Claims()
     if setup is not None:
         setup = setup.model_copy(update={"attempts": config.audit.attempts, "attempt": job.attempt.number})
+    claims = Claims()
     if accepted is not None and setup is not None and monitor is not None:
         claims = describe(
             accepted,
@@ -81,8 +81,8 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
             rows=len(monitor.proposal_rows),
             for_other_model=job.for_other_model,
             seeded=config.audit.seed is not None,
-        )
             replay=job.attempt.replay,
+        )
     return AuditRecord(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -101,8 +101,8 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
         layers=monitor.layers if monitor is not None else (),
         proposal_rows=tuple(int(row) for row in monitor.proposal_rows) if monitor is not None else (),
         audit=setup,
-        trials=trials,
         replay=job.attempt.replay,
+        trials=trials,
         outcome=outcome,
         accepted_layer=accepted.layer if accepted is not None else None,
         reason=reason,
