@@ -130,6 +130,7 @@ class LayerTrial(_Entry):
     )
     max_discarded: float | None = Field(default=None, description="Largest discarded mass of any head and row.")
     max_discarded_per_head: tuple[float, ...] = Field(default=(), description="[H_Q].")
+    max_discarded_per_row: tuple[float, ...] = Field(default=(), description="Per proposal row, ascending [W_p].")
     cap_slack: float | None = Field(default=None, description="Smallest eps_row minus discarded mass.")
     pooled_discarded: float | None = Field(default=None, description="q(D).")
     envelope: float | None = Field(default=None, description="min(1, H_Q * W_p * q / zeta).")

@@ -202,6 +202,7 @@ class Proposer:
             saved_share=significant([share])[0],
             max_discarded=significant([lost.max()])[0],
             max_discarded_per_head=significant(lost.max(axis=1)),
+            max_discarded_per_row=significant(lost.max(axis=0)),
             cap_slack=significant([(problem.caps - lost).min()])[0],
             pooled_discarded=significant([q])[0],
             envelope=significant([worst])[0],
