@@ -85,6 +85,7 @@ def _together(seen: Sequence[MeasuredLayer]) -> MeasuredLayer:
         value_norm=_largest([one.value_norm for one in seen]),
         value_diameter=_largest([one.value_diameter for one in seen]),
         token_map=_largest_known([one.token_map for one in seen]),
+        token_map_rows=sum(one.token_map_rows for one in seen),
         requests=len(seen),
         rows=total,
     )

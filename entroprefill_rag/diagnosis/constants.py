@@ -44,6 +44,7 @@ def measured_layer(step: LayerStep, eta: Floats, epsilon: float) -> MeasuredLaye
         value_norm=tuple(map(float, step.heads.value_norm)),
         value_diameter=tuple(map(float, step.heads.value_diameter)),
         token_map=float(seen.max()) if len(seen) else None,
+        token_map_rows=len(seen),
         requests=1,
         rows=len(step.before),
     )

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from entroprefill_rag.engine.tap import BLOCK_ELEMENTS, BLOCK_ROWS, _hidden
+from entroprefill_rag.engine.tap import BLOCK_ELEMENTS, BLOCK_ROWS
 from entroprefill_rag.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -133,10 +133,10 @@ def read_heads(inputs: AttentionInputs, kept: Tensor, factors: Tensor | None, *,
     for begin in range(0, len(kept), block):
         part = kept[begin : begin + block]
         at, limit = slice(begin, begin + len(part)), int(part[-1]) + 1
-        hidden = _hidden(part.to(device), limit, inputs.mask, inputs.kwargs.get("sliding_window") or window)
+        seen = _mask(part.to(device), limit, inputs.mask, inputs.kwargs.get("sliding_window") or window)
         for group in range(groups):
             span = slice(group * per_group, (group + 1) * per_group)
-            logits = _logits(inputs, span, group, part.to(device), limit, hidden)
+            logits = _logits(inputs, span, group, part.to(device), limit, seen)
             sinks = _sinks(inputs, span, len(part))
             weights = _softmax(logits, sinks)
             eta[span, at] = weights[..., gone[:limit]].sum(dim=-1)
@@ -159,7 +159,21 @@ def read_heads(inputs: AttentionInputs, kept: Tensor, factors: Tensor | None, *,
     )
 
 
-def _logits(inputs: AttentionInputs, span: slice, group: int, positions: Tensor, limit: int, hidden: Tensor) -> Tensor:
+def _mask(positions: Tensor, limit: int, mask: Tensor | None, window: int | None) -> Tensor:
+    """What is added to the logits of some rows, ``[1 or H_Q, rows, limit]``; prompts here have no padding."""
+    if mask is not None and mask.dim() == 4:
+        rows = mask[0].index_select(1, positions.to(mask.device))[..., :limit].to(positions.device)
+        if rows.dtype != torch.bool:
+            return rows.float()
+    else:
+        keys = torch.arange(limit, device=positions.device)
+        rows = keys <= positions[None, :, None]
+        if window is not None:
+            rows = rows & (keys > positions[None, :, None] - window)
+    return torch.zeros(rows.shape, device=positions.device).masked_fill_(~rows, float("-inf"))
+
+
+def _logits(inputs: AttentionInputs, span: slice, group: int, positions: Tensor, limit: int, mask: Tensor) -> Tensor:
     """Masked attention logits of some rows of one group, ``[r, rows, limit]``."""
     scaling, softcap = inputs.kwargs.get("scaling"), inputs.kwargs.get("softcap")
     query = inputs.query[0, span].index_select(1, positions).float()
@@ -167,8 +181,7 @@ def _logits(inputs: AttentionInputs, span: slice, group: int, positions: Tensor,
     logits.mul_(float(scaling) if scaling is not None else query.shape[-1] ** -0.5)
     if softcap is not None:
         logits.div_(softcap).tanh_().mul_(softcap)
-    shown = hidden[span] if hidden.shape[0] > 1 else hidden
-    return logits.masked_fill_(shown, float("-inf")) if shown.dtype == torch.bool else logits.add_(shown)
+    return logits.add_(mask[span] if mask.shape[0] > 1 else mask)
 
 
 def _sinks(inputs: AttentionInputs, span: slice, rows: int) -> Tensor | None:

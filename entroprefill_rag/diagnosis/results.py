@@ -66,6 +66,9 @@ class MeasuredLayer(_Entry):
         description="(M) Largest ratio, over tokens, from a change of the attention module's output to the layer's; "
         "None where no token changed beyond rounding."
     )
+    token_map_rows: int = Field(
+        description="Retained rows that changed beyond rounding, which (M) was seen on; few in half precision."
+    )
     requests: int = Field(description="Requests this was seen on.")
     rows: int = Field(description="Retained rows this was seen on.")
 
