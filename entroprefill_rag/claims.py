@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from entroprefill_rag.record import AuditSetup, ChunkInfo, Claims, LayerTrial
+from entroprefill_rag.record import AuditSetup, ChunkInfo, Claims, LayerTrial, ObserverInfo
 
 # Share of the pooled chunk mass above which one chunk is called dominant: it may have pushed honest chunks out.
 DOMINANT_SHARE = 0.6
@@ -17,6 +17,13 @@ NOT_CLAIMED = (
     "that the removed chunks hold no evidence, or that a retained chunk is honest",
     "any speed-up",
 )
+
+_DISTRIBUTIONS = {
+    "suffix_rows": "the {n} rows of the query and the template's tail",
+    "weighted_rows": "the {n} rows of the query and the template's tail, each weighing {decay:g} of the next",
+    "prompt_rows": "the {n} rows from the first document to the end, of which a removed one loses nothing",
+    "probe_queries": "a bank of {n} questions over the same documents, each taken as the mean over its own rows",
+}
 
 _CONDITIONAL = (
     "The output of the pruned run is bounded against the full run only under assumptions L, D, V and M "
@@ -59,17 +66,19 @@ def describe(
     ]
     probabilistic = []
     warnings = []
+    named = {info.kind: _named(info) for info in setup.observers}
     for audit in trial.audits:
         worst = max(audit.upper, default=0.0)
         if audit.method == "enumerate":
             exact.append(
-                f"The exact mean over the support of '{audit.observer}' ({audit.m} rows) is at most {worst:.4f} for "
-                f"every head, against a limit of {audit.limit:g}."
+                f"The exact mean over the support of {named[audit.observer]} is at most {worst:.4f} for every head, "
+                f"against a limit of {audit.limit:g}."
             )
         else:
+            draws = f"{audit.m} draws" if audit.announced is None else f"{audit.m} of at most {audit.announced} draws"
             probabilistic.append(
-                f"The mean over '{audit.observer}' of the attention that layer {trial.layer} places on the removed "
-                f"chunks is at most {audit.limit:g} for every head (upper bound {worst:.4f} from {audit.m} draws)."
+                f"The mean over {named[audit.observer]} of the attention that layer {trial.layer} places on the "
+                f"removed chunks is at most {audit.limit:g} for every head (upper bound {worst:.4f} from {draws})."
             )
         if audit.caps_imply:
             warnings.append(f"The caps on the proposal rows alone already imply the statement on '{audit.observer}'.")
@@ -99,6 +108,11 @@ def describe(
         not_claimed=NOT_CLAIMED,
         warnings=tuple(warnings),
     )
+
+
+def _named(info: ObserverInfo) -> str:
+    """A distribution with its support and weights."""
+    return f"'{info.kind}' ({_DISTRIBUTIONS[info.kind].format(n=info.support, decay=info.decay or 1.0)})"
 
 
 def _how_likely(setup: AuditSetup) -> str:

@@ -5,6 +5,7 @@ Symbols in brackets are those of ``docs/guarantees.md``. Defaults that come from
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -39,12 +40,19 @@ class ProbeQueries(_Settings):
 
     A probe's rows see the chunks and the probe itself, never the user's query. What it loses is the mean over its rows,
     so that observers are independent. Each probe runs through the shallow layers: this is the dearest distribution.
+    The user's own question may be in the bank; it is then a probe like any other. Without `include_text`, a record
+    holds the questions as digests, and names probes by their place in the bank.
     """
 
     kind: Literal["probe_queries"] = "probe_queries"
     queries: tuple[str, ...] = Field(
         min_length=2, max_length=4096, description="The bank of questions, uniformly weighted; chosen beforehand."
     )
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """What a record holds instead of the questions: ``sha256:`` and 16 hexadecimal digits of each."""
+        return tuple(f"sha256:{hashlib.sha256(query.encode()).hexdigest()[:16]}" for query in self.queries)
 
     @field_validator("queries")
     @classmethod
@@ -79,7 +87,7 @@ class AuditConfig(_Settings):
     m_a: int | Literal["auto"] = Field(
         default="auto",
         description="Observers drawn per sampled distribution [m_a]; 'auto' takes twice the smallest number that "
-        "could pass at all, at least 64.",
+        "could pass at all, four times where the audit is `sequential` (it stops at what it needs), at least 64.",
     )
     bound: Literal["hoeffding", "kl", "empirical_bernstein", "betting"] = Field(
         default="betting",

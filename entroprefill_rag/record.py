@@ -87,7 +87,7 @@ class AuditResult(_Entry):
     observer: str = Field(description="Kind of the distribution [nu].")
     method: Literal["enumerate", "sample"]
     bound: str = Field(description="'exact' where enumerated, else the concentration bound.")
-    m: int = Field(description="Observers looked at.")
+    m: int = Field(description="Observers looked at: the first of those announced, in the order drawn.")
     announced: int | None = Field(default=None, description="Sequential only: the most that would be drawn.")
     ended: Literal["passed", "hopeless", "exhausted"] | None = Field(
         default=None, description="Sequential only: why no more was drawn."
@@ -146,9 +146,12 @@ class ObserverInfo(_Entry):
     """One observer distribution as used for this request."""
 
     kind: str
-    support: int = Field(description="Number of rows it may draw.")
+    support: int = Field(description="Number of rows, or probes, it may draw.")
     method: Literal["enumerate", "sample"]
-    rows: tuple[int, ...] = Field(description="Positions looked at, in the order drawn.")
+    rows: tuple[int, ...] = Field(
+        description="Positions to look at, in the order drawn. Of probes: places in the bank of `config`. A sequential "
+        "audit looks at the first `m` of them."
+    )
     weights: tuple[float, ...] | None = Field(default=None, description="Per row where not uniform.")
     decay: float | None = Field(default=None, description="Weighted rows only: weight relative to the next row.")
     delta: float | None = Field(default=None, description="Share of delta; None where enumerated.")

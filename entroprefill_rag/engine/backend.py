@@ -23,8 +23,9 @@ from entroprefill_rag.engine.install import Installation
 from entroprefill_rag.engine.job import Job
 from entroprefill_rag.engine.layout import PromptStyle, SegmentTokenizer, build_layout
 from entroprefill_rag.engine.pending import PendingAnswer, StreamItem
+from entroprefill_rag.engine.probes import probes_for
 from entroprefill_rag.engine.recording import OFF
-from entroprefill_rag.engine.run import ForwardFinished, LayerMonitor, PrefillRun
+from entroprefill_rag.engine.run import ForwardFinished, LayerMonitor, PrefillRun, ProbeBranch
 from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiece
 from entroprefill_rag.engine.workers import Workers, aiterate, iterate
 from entroprefill_rag.errors import BackendClosedError, ConfigError
@@ -325,12 +326,30 @@ class LocalBackend:
         monitor, refusal = attempt.monitor, attempt.refusal
         if refusal is None and not stop_when_known and (refusal := gen.why_full(effective, generation)):
             monitor = None
+        probes: ProbeBranch | None = None
+        if monitor is not None and monitor.probes:
+            made = probes_for(
+                request,
+                config,
+                layout,
+                monitor.probes,
+                anatomy=self.anatomy,
+                segments=self._segments,
+                style=self.style,
+                outputs=bool(effective.output_attentions or effective.output_hidden_states),
+            )
+            if isinstance(made, Reason):
+                monitor, refusal = None, made
+            else:
+                probes = made
         membership = None
         if monitor is None:
             attempt.release()
         else:
             membership = chunk_membership(layout.chunk_spans, layout.n_tokens, first=layout.sink_tokens)
-        run = PrefillRun(self.anatomy, layout.n_tokens, monitor, membership, stop_when_known=stop_when_known)
+        run = PrefillRun(
+            self.anatomy, layout.n_tokens, monitor, membership, probes=probes, stop_when_known=stop_when_known
+        )
         return Job(
             request=request,
             config=config,

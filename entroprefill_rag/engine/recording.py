@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
 from entroprefill_rag import __version__
 from entroprefill_rag.claims import describe
+from entroprefill_rag.config import ProbeQueries, PruningConfig
 from entroprefill_rag.record import (
     AuditRecord,
     ChunkInfo,
@@ -97,7 +98,7 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
             notes=layout.notes,
             query=job.request.query if config.include_text else None,
         ),
-        config=config.model_dump(mode="json"),
+        config=told_config(config),
         layers=monitor.layers if monitor is not None else (),
         proposal_rows=tuple(int(row) for row in monitor.proposal_rows) if monitor is not None else (),
         audit=setup,
@@ -110,6 +111,16 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
         claims=claims,
         answer=answer if config.include_text else None,
     )
+
+
+def told_config(config: PruningConfig) -> dict[str, Any]:
+    """The configuration as a record holds it: without ``include_text``, probe queries by their digests."""
+    data = config.model_dump(mode="json")
+    if not config.include_text:
+        for observer, told in zip(config.audit.observers, data["audit"]["observers"], strict=True):
+            if isinstance(observer, ProbeQueries):
+                told["queries"] = list(observer.digests)
+    return data
 
 
 def _outcome(job: Job, accepted: LayerTrial | None) -> tuple[Outcome, Reason]:

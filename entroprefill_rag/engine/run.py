@@ -27,6 +27,19 @@ from entroprefill_rag.rule.masses import RowMasses
 RowReader = Callable[[Tensor, bool], RowMasses]
 
 
+class ProbeBranch(Protocol):
+    """Other questions run over the same documents; :class:`entroprefill_rag.engine.probes.Probes` is the one."""
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Note what a layer's attention works with."""
+
+    def read(self, layer: int, places: Tensor, membership: Tensor, cancelled: threading.Event) -> Tensor:
+        """Masses ``[H_Q, B, k]`` of the probes at these places of the bank, at ``layer``."""
+
+    def release(self) -> None:
+        """Forget what was noted."""
+
+
 class LayerMonitor(Protocol):
     """What a run asks at each monitored layer; :class:`entroprefill_rag.rule.monitor.Monitor` is the one there is."""
 
@@ -67,6 +80,7 @@ class PrefillRun:
         n_tokens: length of the prompt; a first forward of another length is left alone.
         monitor: decides at monitored layers; None leaves the run unpruned.
         membership: 0/1 float32 ``[n, k]`` for the tap, on the CPU.
+        probes: runs probe queries where the monitor asks for them; None where it will not.
         stop_when_known: leave the forward once the outcome is known (no generation follows).
         on_prefilled: called when the prompt has passed the last layer.
     """
@@ -78,6 +92,7 @@ class PrefillRun:
         monitor: LayerMonitor | None = None,
         membership: Tensor | None = None,
         *,
+        probes: ProbeBranch | None = None,
         stop_when_known: bool = False,
         on_prefilled: Callable[[], None] | None = None,
     ) -> None:
@@ -85,6 +100,7 @@ class PrefillRun:
         self.n_tokens = n_tokens
         self.monitor = monitor
         self.membership = membership
+        self.probes = probes
         self.stop_when_known = stop_when_known
         self.on_prefilled = on_prefilled
         self.cancelled = threading.Event()
@@ -125,6 +141,7 @@ class PrefillRun:
             self._memberships.clear()
             if self.gather is not None:
                 self.gather.release()
+            self._release_probes()
             if self.on_prefilled is not None:
                 self.on_prefilled()
 
@@ -143,6 +160,15 @@ class PrefillRun:
                 args, kwargs = _map_hidden(self.gather.hidden, args, kwargs)
             return args, kwargs
         return args, {**kwargs, "attention_mask": self._append_mask(layer, args, kwargs)}
+
+    def attending(self, attention: nn.Module, key: Tensor, value: Tensor) -> None:
+        """An attention call of this model begins; probes keep what they will look at."""
+        layer = getattr(attention, "layer_idx", None)
+        if self.probes is None or self._last is None or not isinstance(layer, int) or layer > self._last:
+            return
+        undecided = self._prefilling and self.layer is None and self.refusal is None
+        if undecided and attention is self.anatomy.attentions[layer]:
+            self.probes.keep(layer, key, value)
 
     def wants(self, attention: nn.Module) -> bool:
         """Whether this attention call is to be read: a monitored layer of this model, in the prompt's prefill."""
@@ -172,6 +198,9 @@ class PrefillRun:
                 "load the model with attn_implementation='sdpa'",
             )
             return
+        if self.probes is not None and self._padding is not None:
+            self.refuse("probe_padding", "the prompt holds padding, and probes are laid out without")
+            return
         started = time.perf_counter()
         device = query.device
         if device not in self._memberships:
@@ -193,8 +222,13 @@ class PrefillRun:
                 tokens=tokens,
             )
 
+        def probe(places: Tensor) -> Tensor:
+            if self.probes is None:
+                raise RuntimeError("probes were asked for in a run that was made without them")
+            return self.probes.read(layer, places, membership, self.cancelled)
+
         with torch.no_grad():
-            decision = monitor.observe(layer, read)
+            decision = monitor.observe(layer, read if self.probes is None else _Reader(read, probe))
         seconds = time.perf_counter() - started
         self.stamps.rule += seconds
         self.stamps.layer_seconds[layer] = seconds
@@ -203,6 +237,7 @@ class PrefillRun:
             self.gather = TokenGather(decision.kept_tokens, self.n_tokens)
         if decision.accepted or layer == self._last:
             self.stamps.decided = time.perf_counter()
+            self._release_probes()
             if self.stop_when_known:
                 raise ForwardFinished
 
@@ -224,6 +259,10 @@ class PrefillRun:
         )
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _release_probes(self) -> None:
+        if self.probes is not None:
+            self.probes.release()
 
     def _watching(self, layer: int) -> bool:
         return (
@@ -275,6 +314,17 @@ class PrefillRun:
             dtype=hidden.dtype,
             device=hidden.device,
         )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads rows of one layer, and runs probes up to it (:class:`entroprefill_rag.rule.losses.ReadsProbes`)."""
+
+    rows: RowReader
+    probes: Callable[[Tensor], Tensor]
+
+    def __call__(self, rows: Tensor, tokens: bool, /) -> RowMasses:
+        return self.rows(rows, tokens)
 
 
 def _map_hidden(

@@ -93,8 +93,10 @@ def _read_then_attend(
         if run is not None and run.is_compacted(module):
             # Original positions have gaps after pruning, which flash attention takes for packed sequences.
             kwargs.pop("position_ids", None)
-    if run is not None and run.wants(module):
-        run.read(module, query, key, attention_mask, kwargs)
+    if run is not None:
+        run.attending(module, key, value)
+        if run.wants(module):
+            run.read(module, query, key, attention_mask, kwargs)
     return _own_function(kernel, module)(view, query, key, value, attention_mask, *args, **kwargs)
 
 
@@ -110,6 +112,7 @@ def read_rows(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     tokens: bool = False,
+    first: int = 0,
 ) -> RowMasses:
     """Masses of the given attention rows on every chunk (algorithm, section 2).
 
@@ -122,16 +125,17 @@ def read_rows(
     ``n * n``.
 
     Args:
-        query: ``[1, H_Q, n, d]``, as the kernel gets it.
+        query: ``[1, H_Q, n - first, d]``, as the kernel gets it.
         key: ``[1, G, n, d]``, likewise.
-        rows: positions to read, int64 ``[R]``, on the CPU.
+        rows: places of the rows to read among the keys, int64 ``[R]``, on the CPU.
         membership: 0/1 float32 ``[n, k]``, which token belongs to which chunk (sinks left out).
         scaling: the layer's own factor on the logits.
-        attention_mask: None, ``[1, 1 or H_Q, n, n]`` boolean or additive, or a padding mask ``[1, n]``.
+        attention_mask: None, ``[1, 1 or H_Q, n - first, n]`` boolean or additive, or a padding mask ``[1, n]``.
         window: sliding window in tokens.
         softcap: the layer's soft-cap on logits.
         sink_logits: learned sink logit per head, ``[H_Q]``.
         tokens: whether the mean row per token is wanted too.
+        first: place of the first query among the keys: the keys before it come from a cache.
 
     Returns:
         Row masses on the CPU: chunks float64 ``[H_Q, R, k]``; tokens float32 ``[H_Q, n]`` or None.
@@ -146,11 +150,11 @@ def read_rows(
     for part in rows.sort().indices.split(block):
         positions = rows[part].to(query.device)
         limit = int(rows[part[-1]]) + 1
-        hidden = _hidden(positions, limit, attention_mask, window)
+        hidden = _hidden(positions, limit, attention_mask, window, first)
         for group in range(groups):
             span = slice(group * per_group, (group + 1) * per_group)
             keys = key[0, group, :limit].float().transpose(0, 1)
-            logits = torch.matmul(query[0, span].index_select(1, positions).float(), keys).mul_(scaling)
+            logits = torch.matmul(query[0, span].index_select(1, positions - first).float(), keys).mul_(scaling)
             if softcap is not None:
                 logits.div_(softcap).tanh_().mul_(softcap)
             if hidden.dtype == torch.bool:
@@ -172,10 +176,10 @@ def read_rows(
     return RowMasses(chunks=masses.double().cpu(), tokens=None if mean is None else mean.cpu())
 
 
-def _hidden(positions: Tensor, limit: int, mask: Tensor | None, window: int | None) -> Tensor:
+def _hidden(positions: Tensor, limit: int, mask: Tensor | None, window: int | None, first: int) -> Tensor:
     """What the rows may not see: boolean or additive, ``[1 or H_Q, rows, limit]``."""
     if mask is not None and mask.dim() == 4:
-        rows = mask[0].index_select(1, positions.to(mask.device))[..., :limit].to(positions.device)
+        rows = mask[0].index_select(1, (positions - first).to(mask.device))[..., :limit].to(positions.device)
         return ~rows if rows.dtype == torch.bool else rows.float()
     keys = torch.arange(limit, device=positions.device)
     hidden = keys[None, :] > positions[:, None]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from entroprefill_rag.errors import ConfigError
-from entroprefill_rag.rule.audit import Audit, AuditPlan
+from entroprefill_rag.rule.audit import Audit
 from entroprefill_rag.rule.masses import RowMasses, discarded
+from entroprefill_rag.rule.observers import AuditPlan
 
 Floats = NDArray[np.float64]
 Positions = NDArray[np.int64]
@@ -97,12 +98,13 @@ class LayerLosses:
             return discarded(read(torch.from_numpy(positions), False).chunks, removed).numpy()
 
         def of_probes(places: Positions) -> Floats:
-            if not isinstance(read, ReadsProbes):
+            reader: object = read
+            if not isinstance(reader, ReadsProbes):
                 raise ConfigError(
                     "the audit asks for probe queries, but whoever drives this model reads rows only; prune through "
                     "a LocalBackend, or leave ProbeQueries out of the observers"
                 )
-            return discarded(read.probes(torch.from_numpy(places)), removed).numpy()
+            return discarded(reader.probes(torch.from_numpy(places)), removed).numpy()
 
         heads = len(lost)
         self._rows = Remembered(audit.looked, heads, of_rows)

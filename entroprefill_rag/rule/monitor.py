@@ -50,7 +50,7 @@ VERDICTS = {
     "probe_length": "A probe does not fit the model's positions.",
     "probe_outputs": "Hidden states or attentions were asked for, and a probe's would be among them.",
     "probe_padding": "The prompt holds padding, and probes are laid out without.",
-    "probe_template": "The template writes something else before the documents when the question changes.",
+    "probe_template": "With another question, the prompt begins with other tokens.",
     # of a request, when all is over
     "no_layer_accepted": "Every monitored layer was rejected; the trials say why.",
     "not_observed": "The run ended before a monitored layer was reached.",
