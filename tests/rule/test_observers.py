@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from entroprefill_rag.config import Observer, PromptRows, SuffixRows, WeightedRows
+from entroprefill_rag.config import Observer, ProbeQueries, PromptRows, SuffixRows, WeightedRows
 from entroprefill_rag.errors import ConfigError, RequestError
 from entroprefill_rag.rule.observers import AuditPlan, plan_audits, retained_share, support_of
 
@@ -92,6 +92,44 @@ def test_weighted_rows_fall_geometrically_away_from_the_end() -> None:
 
 def test_draws_of_weighted_rows_are_not_weighted_again() -> None:
     assert plan(WeightedRows(decay=0.5), method="sample")[0].weights is None
+
+
+def bank(size: int) -> ProbeQueries:
+    return ProbeQueries(queries=tuple(f"question {i}" for i in range(size)))
+
+
+def test_a_bank_no_larger_than_m_a_is_enumerated() -> None:
+    (audit,) = plan(bank(64))
+    assert (audit.method, audit.support, audit.delta, audit.weights) == ("enumerate", 64, None, None)
+    assert audit.rows.tolist() == list(range(64))
+    assert audit.probes
+    assert not audit.prompt_rows
+
+
+def test_a_larger_bank_is_drawn_from_uniformly_with_replacement() -> None:
+    (audit,) = plan(bank(65))
+    assert (audit.method, audit.support, audit.m, audit.delta) == ("sample", 65, 64, 0.05)
+    (many,) = plan(bank(20), method="sample", m_a=20_000)
+    assert chisquare(np.bincount(many.rows.numpy(), minlength=20)).pvalue > 1e-4
+    assert len(many.rows.unique()) == 20
+
+
+def test_probes_have_a_stream_of_their_own_and_depend_on_no_range_of_the_prompt() -> None:
+    (probes,) = plan(bank(30), method="sample")
+    (suffix,) = plan(SuffixRows(), method="sample")
+    assert probes.support == suffix.support
+    assert not torch.equal(probes.rows, suffix.rows - 620)
+    assert torch.equal(probes.rows, plan(bank(30), method="sample", suffix=(700, 710))[0].rows)
+
+
+def test_probes_have_no_retained_share() -> None:
+    assert retained_share(plan(bank(30))[0], 300) is None
+
+
+def test_only_weighted_rows_have_a_decay_sampled_or_not() -> None:
+    for method in ("sample", "enumerate"):
+        plans = plan(SuffixRows(), WeightedRows(decay=0.7), PromptRows(), bank(5), method=method)
+        assert [audit.decay for audit in plans] == [None, 0.7, None, None]
 
 
 def test_the_same_seed_and_prompt_give_the_same_draws() -> None:

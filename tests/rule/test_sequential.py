@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from entroprefill_rag.errors import ConfigError
-from entroprefill_rag.rule.bounds import bounded_mean
+from entroprefill_rag.rule.bounds import bounded_mean, smallest_m
 from entroprefill_rag.rule.concentration import kl_passes
 from entroprefill_rag.rule.sequential import batch_slices, sequential_mean
 
@@ -57,6 +57,15 @@ def test_it_may_run_out_of_batches() -> None:
     result = sequential_mean([np.zeros((2, 5))], eps=EPS, level=LEVEL, draws=500)
     assert (result.stopped, result.drawn) == ("exhausted", 5)
     assert not result.bounded.passed.any()
+
+
+def test_an_audit_that_fails_after_its_last_draw_is_exhausted_not_hopeless() -> None:
+    draws = smallest_m("betting", EPS, LEVEL)
+    losses = np.zeros((2, draws))
+    losses[1, -1] = 0.9  # until the last draw, this head too might pass
+    result = sequential_mean(batches(losses, draws - 1), eps=EPS, level=LEVEL, draws=draws)
+    assert (result.stopped, result.drawn) == ("exhausted", draws)
+    assert result.bounded.passed.tolist() == [True, False]
 
 
 @given(seed=st.integers(0, 1000), size=st.integers(1, 130), heads=st.integers(1, 6))
