@@ -6,7 +6,7 @@ import pytest
 import torch
 from synthetic import GROUPS, HEADS, Reader, attention, auditing, layout, pruning
 
-from entroprefill_rag.config import PromptRows, SuffixRows
+from entroprefill_rag.config import ProbeQueries, PromptRows, SuffixRows, WeightedRows
 from entroprefill_rag.errors import ConfigError
 from entroprefill_rag.record import LayerTrial
 from entroprefill_rag.rule.dual import dual_value
@@ -337,6 +337,186 @@ def test_caps_that_already_imply_the_audit_are_told(prompt):
     watch = monitor(prompt, eps_row=0.3, audit=suffix)
     watch.observe(3, Reader(prompt, attention(prompt, GOOD)))
     assert not watch.trials[0].audits[0].caps_imply
+
+
+# -- looking at the draws in batches -------------------------------------------------------------------------------
+
+LARGE = (60,) * 6
+
+
+def drawn(watch, kind):
+    return next(info.rows for info in watch.setup().observers if info.kind == kind)
+
+
+def read_rows(reader):
+    """Every row read, call by call, those of the proposal first."""
+    return [row for rows, _ in reader.calls for row in rows]
+
+
+def test_a_sequential_audit_reads_in_batches_and_nothing_after_the_outcome_is_certain():
+    prompt = layout(LARGE)
+    watch = monitor(prompt, audit=auditing(sequential=True, m_a=300))
+    reader = Reader(prompt, attention(prompt, GOOD, jitter=0.3))
+    decision = watch.observe(3, reader)
+    assert decision.accepted
+    suffix, rows = watch.trials[0].audits
+    assert (suffix.method, suffix.m, suffix.announced, suffix.ended) == ("enumerate", 12, None, None)
+    assert (rows.method, rows.announced, rows.ended) == ("sample", 300, "passed")
+    assert rows.m < 100
+    gone = {token for i in decision.removed for token in range(*prompt.chunk_spans[i])}
+    looked = set(drawn(watch, "prompt_rows")[: rows.m]) | set(drawn(watch, "suffix_rows"))
+    assert set(read_rows(reader)) == looked - gone | set(watch.proposal_rows.tolist())
+    assert len(reader.calls) >= 3, "the proposal, the suffix, one batch or more"
+
+
+def test_no_row_is_read_twice_at_a_layer():
+    prompt = layout(LARGE)
+    observers = (PromptRows(), SuffixRows(), WeightedRows(decay=0.9))
+    watch = monitor(prompt, audit=auditing(observers=observers, sequential=True, method="sample", m_a=300))
+    reader = Reader(prompt, attention(prompt, GOOD, jitter=0.3))
+    assert watch.observe(3, reader).accepted
+    rows = read_rows(reader)
+    assert len(rows) == len(set(rows))
+    assert min(audit.m for audit in watch.trials[0].audits) > 12, "draws of the suffix repeat"
+
+
+def test_a_sequential_audit_gives_what_a_full_look_gives():
+    prompt = layout(LARGE)
+    for mass, accepted in ((GOOD, True), (TIGHT, False)):
+        verdicts = []
+        for sequential in (False, True):
+            watch = monitor(prompt, eps_row=0.5, audit=auditing(sequential=sequential, m_a=300))
+            verdicts.append(watch.observe(3, Reader(prompt, attention(prompt, mass))).accepted)
+        assert verdicts == [accepted, accepted]
+
+
+def test_the_first_distribution_that_fails_ends_a_sequential_audit():
+    prompt = layout(LARGE)
+    spoil = [0.3, 0.1, 0.3, 0.1, 0.1, 0.1]
+    watch = monitor(prompt, audit=auditing(observers=(PromptRows(), SuffixRows()), sequential=True, m_a=300))
+    reader = Reader(prompt, spoiled(prompt, GOOD, spoil))
+    assert not watch.observe(3, reader).accepted
+    trial = watch.trials[0]
+    assert [audit.observer for audit in trial.audits] == ["suffix_rows"], "the exact mean comes first"
+    assert set(read_rows(reader)) == set(range(*prompt.suffix_span))
+    assert "suffix_rows" in trial.verdict.message
+
+
+def test_a_sequential_audit_that_cannot_pass_is_given_up():
+    prompt = layout(LARGE)
+    # Rows of the documents look at the removed chunks; those of the suffix do not.
+    inside = {row: [0.5, 0.0, 0.4, 0.0, 0.1, 0.0] for row in range(prompt.chunk_spans[5][0], prompt.suffix_span[0])}
+    audit = auditing(observers=(PromptRows(),), sequential=True, m_a=300, eps_audit=0.05)
+    watch = monitor(prompt, audit=audit)
+    reader = Reader(prompt, attention(prompt, GOOD, rows=inside))
+    assert not watch.observe(3, reader).accepted
+    (result,) = watch.trials[0].audits
+    assert result.ended == "hopeless"
+    assert result.m < 300
+    assert set(read_rows(reader)) <= set(drawn(watch, "prompt_rows")[: result.m]) | set(watch.proposal_rows.tolist())
+
+
+def test_a_row_that_is_no_number_rejects_a_layer_in_a_sequential_audit_too():
+    prompt = layout(LARGE)
+    weights = attention(prompt, GOOD)
+    weights[:, prompt.suffix_span[0], 5:] = float("nan")
+    watch = monitor(prompt, audit=auditing(sequential=True, m_a=300))
+    assert not watch.observe(3, Reader(prompt, weights)).accepted
+    assert watch.trials[0].verdict.code == "not_finite"
+
+
+# -- probe queries ---------------------------------------------------------------------------------------------------
+
+
+class ProbingReader(Reader):
+    """A reader that also knows what every probe of a bank places on the chunks, ``[HEADS, bank, k]``."""
+
+    def __init__(self, prompt, weights, masses):
+        super().__init__(prompt, weights)
+        self.masses, self.asked = masses, []
+
+    def probes(self, places):
+        self.asked.append(tuple(places.tolist()))
+        return self.masses[:, places]
+
+
+def questions(count):
+    return ProbeQueries(queries=tuple(f"question {i}" for i in range(count)))
+
+
+def probe_masses(count, chunk_mass):
+    spread = 0.8 + 0.4 * torch.rand(HEADS, count, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return spread * torch.tensor(chunk_mass, dtype=torch.float64)
+
+
+def test_probes_are_judged_by_what_they_place_on_the_removed_chunks(prompt):
+    masses = probe_masses(20, GOOD)
+    reader = ProbingReader(prompt, attention(prompt, GOOD), masses)
+    watch = monitor(prompt, audit=auditing(observers=(questions(20),)))
+    assert watch.probes == tuple(range(20))
+    decision = watch.observe(3, reader)
+    assert decision.accepted
+    (audit,) = watch.trials[0].audits
+    assert (audit.observer, audit.method, audit.m, audit.retained_share) == ("probe_queries", "enumerate", 20, None)
+    assert audit.eta_hat == pytest.approx(masses[..., list(decision.removed)].sum(-1).mean(1).tolist(), rel=1e-8)
+    assert not audit.caps_imply
+    assert len(reader.calls) == 1, "no rows but the proposal's"
+
+
+def test_probes_can_fail_an_audit_that_the_prompts_own_rows_pass(prompt):
+    reader = ProbingReader(prompt, attention(prompt, GOOD), probe_masses(20, OTHER))
+    watch = monitor(prompt, audit=auditing(observers=(SuffixRows(), questions(20))))
+    assert not watch.observe(3, reader).accepted
+    assert [audit.accepted for audit in watch.trials[0].audits] == [True, False]
+    assert "probe_queries" in watch.trials[0].verdict.message
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_probes_are_run_last_and_only_if_all_else_passed(prompt, sequential):
+    reader = ProbingReader(prompt, spoiled(prompt, GOOD, [0.3, 0.1, 0.3, 0.1, 0.1, 0.1]), probe_masses(20, GOOD))
+    audit = auditing(observers=(questions(20), SuffixRows(), PromptRows()), sequential=sequential)
+    watch = monitor(prompt, audit=audit)
+    assert not watch.observe(3, reader).accepted
+    assert reader.asked == []
+    assert "probe_queries" not in [audit.observer for audit in watch.trials[0].audits]
+
+
+def test_each_probe_runs_once_however_often_it_is_drawn(prompt):
+    reader = ProbingReader(prompt, attention(prompt, GOOD), probe_masses(100, GOOD))
+    watch = monitor(prompt, audit=auditing(observers=(questions(100),), m_a=90))
+    assert watch.observe(3, reader).accepted
+    places = drawn(watch, "probe_queries")
+    assert len(set(places)) < len(places) == 90
+    assert reader.asked == [tuple(sorted(set(places)))]
+
+
+def test_a_sequential_audit_runs_probes_in_batches(prompt):
+    reader = ProbingReader(prompt, attention(prompt, GOOD), probe_masses(1000, GOOD))
+    watch = monitor(prompt, audit=auditing(observers=(questions(1000),), m_a=300, sequential=True))
+    assert watch.observe(3, reader).accepted
+    (audit,) = watch.trials[0].audits
+    assert audit.m < 100
+    ran = [place for places in reader.asked for place in places]
+    assert sorted(ran) == sorted(set(drawn(watch, "probe_queries")[: audit.m]))
+
+
+def test_a_probe_that_gives_no_number_rejects_the_layer(prompt):
+    masses = probe_masses(20, GOOD)
+    masses[1, 7] = float("nan")
+    watch = monitor(prompt, audit=auditing(observers=(questions(20),)))
+    assert not watch.observe(3, ProbingReader(prompt, attention(prompt, GOOD), masses)).accepted
+    assert watch.trials[0].verdict.code == "not_finite"
+
+
+def test_probes_asked_of_a_reader_of_rows_are_refused(prompt):
+    watch = monitor(prompt, audit=auditing(observers=(questions(20),)))
+    with pytest.raises(ConfigError, match="LocalBackend"):
+        watch.observe(3, Reader(prompt, attention(prompt, GOOD)))
+
+
+def test_a_monitor_without_probes_or_bypassed_asks_for_none(prompt):
+    assert monitor(prompt).probes == ()
+    assert monitor(prompt, m0=6, audit=auditing(observers=(questions(20),))).probes == ()
 
 
 def test_jaccard_distance():
