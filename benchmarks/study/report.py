@@ -367,6 +367,9 @@ def _answers(rows: Sequence[Row], caps: Sequence[float]) -> list[str]:
         )
     known = [row["diagnosis"] for row in rows if row["diagnosis"] and row["diagnosis"]["next"]]
     agree = sum(found["next"]["top1_agrees"] for found in known)
+    refused = [
+        run["reason"] for row in rows for run in row["answers"] if run["cap"] == 0.2 and run["outcome"] != "pruned"
+    ]
     from measure import NEW_TOKENS
 
     return [
@@ -380,23 +383,11 @@ def _answers(rows: Sequence[Row], caps: Sequence[float]) -> list[str]:
         f"Next token, full against pruned, over the {len(known)} removals of (a): the same in "
         f"{share(agree, len(known))}; KL divergence {middle([found['next']['divergence'] for found in known])} nats.",
         "",
-        "Why requests were not pruned at the default cap: "
-        + "; ".join(
-            f"{reason} {count}"
-            for reason, count in Counter(
-                run["reason"]
-                for row in rows
-                for run in row["answers"]
-                if run["cap"] == 0.2 and run["outcome"] != "pruned"
-            ).most_common()
-        )
-        + ". Verdicts of its layers: "
-        + "; ".join(
-            f"{code} {count}"
-            for code, count in Counter(
-                one["verdict"] for one in trials(rows, lambda one: one["cap"] == 0.2)
-            ).most_common()
-        )
-        + ".",
+        f"Why requests were not pruned at the default cap: {_counted(refused)}. Verdicts of the layers there, asked one "
+        f"by one, before any audit: {_counted(one['verdict'] for one in trials(rows, lambda one: one['cap'] == 0.2))}.",
         "",
     ]
+
+
+def _counted(codes: Iterable[str]) -> str:
+    return "; ".join(f"`{code}` {count}" for code, count in Counter(codes).most_common()) or "none"
