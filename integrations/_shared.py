@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from entroprefill_rag.errors import ConfigError
-from entroprefill_rag.record import AuditRecord, LayerTrial, Timings, Usage
+from entroprefill_rag.record import AuditRecord, DecodeMonitor, LayerTrial, Timings, Usage
 
 if TYPE_CHECKING:
     from entroprefill_rag.engine.backend import LocalBackend
@@ -225,6 +225,7 @@ def summary(
         },
         "caps": _caps(record),
         "audits": _audits(record.trial if record.outcome == "pruned" else None),
+        "decode": _decode(record.decode),
         "claims": record.claims.model_dump(mode="json"),
         "seed": record.audit.seed if record.audit is not None else None,
         "prompt_hash": record.prompt.hash,
@@ -233,6 +234,7 @@ def summary(
     }
     if usage is not None:
         made["tokens"]["generated"] = usage.generated_tokens
+        made["tokens"]["given_up"] = usage.given_up_tokens
     if timings is not None:
         made["seconds"] = {name: round(float(value), 6) for name, value in timings.model_dump().items()}
     return {**made, **more}
@@ -247,6 +249,16 @@ def _caps(record: AuditRecord) -> dict[str, Any] | None:
         "max_discarded": trial.max_discarded,
         "cap": record.config.get("eps_row"),
         "slack": trial.cap_slack,
+    }
+
+
+def _decode(seen: DecodeMonitor | None) -> dict[str, Any] | None:
+    """What was seen while decoding, without the series."""
+    if seen is None:
+        return None
+    return {
+        "largest": max(seen.max_per_token, default=0.0),
+        **seen.model_dump(mode="json", include={"tokens", "mean", "threshold", "first_above", "action"}),
     }
 
 

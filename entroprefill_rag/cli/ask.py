@@ -111,11 +111,11 @@ def as_data(result: GenerationResult, request: RagRequest) -> dict[str, Any]:
 def _answer(
     backend: LocalBackend, request: RagRequest, config: PruningConfig, max_new_tokens: int, *, silent: bool
 ) -> GenerationResult:
-    """Stream the answer to stdout, cleaned of everything a terminal would obey."""
+    """Stream the answer to stdout, cleaned of everything a terminal would obey; one that is given up is called off."""
     from entroprefill_rag.cli.progress import waiting
-    from entroprefill_rag.engine.backend import TextPiece
+    from entroprefill_rag.engine.backend import Restarted, TextPiece
     from entroprefill_rag.record import GenerationResult
-    from entroprefill_rag.report.plain import PlainStream
+    from entroprefill_rag.report.plain import PlainStream, plain
 
     out, shown = console().file, PlainStream()
     result: GenerationResult | None = None
@@ -129,6 +129,11 @@ def _answer(
                 stop_waiting()
                 out.write(shown.feed(item.text))
                 out.flush()
+            elif isinstance(item, Restarted) and not silent:
+                # What was printed cannot be taken back, so it is called off and the answer comes again.
+                out.write(shown.close() + f"\n\n[not the answer: {plain(item.reason.message)} The answer:]\n\n")
+                out.flush()
+                shown = PlainStream()
     if result is None:
         raise RuntimeError("the stream ended without a result")
     if not silent:

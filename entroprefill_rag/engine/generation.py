@@ -74,10 +74,14 @@ def why_full(config: GenerationConfig, generation: Mapping[str, Any]) -> Reason 
     return None
 
 
-def finish_reason(generated: list[int], config: GenerationConfig, most: int, cancelled: bool) -> Any:
-    """Why a generation ended: 'stop', 'length' or 'cancelled'."""
+def finish_reason(
+    generated: list[int], config: GenerationConfig, most: int, cancelled: bool, drifted: bool = False
+) -> Any:
+    """Why a generation ended: 'stop', 'length', 'cancelled', or 'drift' where one was to end it."""
     if cancelled:
         return "cancelled"
+    if drifted:
+        return "drift"
     ends = config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     if generated and generated[-1] in ends:

@@ -11,10 +11,10 @@ from typing import Any
 
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.engine.attempt import Attempt
-from entroprefill_rag.engine.recording import build_record
+from entroprefill_rag.engine.recording import build_record, drift_reason
 from entroprefill_rag.engine.run import PrefillRun
 from entroprefill_rag.prompt import PromptLayout
-from entroprefill_rag.record import AuditRecord, LayerTrial, ModelInfo, PruneResult, Reason, Timings
+from entroprefill_rag.record import AuditRecord, DecodeMonitor, LayerTrial, ModelInfo, PruneResult, Reason, Timings
 from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.monitor import Monitor
 
@@ -30,6 +30,9 @@ class Job:
         for_other_model: the retained chunks go to another model.
         attempt: the run's place in the reuse ledger.
         gate: called once the prompt has passed the last layer and its turn is given back; may wait there.
+        decode: what was seen while the pruned answer was decoded; None before its end.
+        given_up_seconds: time of a pruned run whose answer was given up, from its prefill to its last token.
+        given_up_tokens: tokens that it generated.
     """
 
     request: RagRequest
@@ -46,6 +49,9 @@ class Job:
     wait_seconds: float = 0.0
     idle_seconds: float = 0.0
     ended: float | None = None
+    decode: DecodeMonitor | None = None
+    given_up_seconds: float = 0.0
+    given_up_tokens: int = 0
 
     @property
     def cancelled(self) -> threading.Event:
@@ -60,7 +66,7 @@ class Job:
             if self.cancelled.is_set():
                 self.attempt.release()
             self.run.check_cancelled()
-        self.wait_seconds = time.perf_counter() - started
+        self.wait_seconds += time.perf_counter() - started
         held = True
 
         def give_back() -> None:
@@ -82,6 +88,25 @@ class Job:
         if self.gate is not None:
             self.gate()
 
+    def restart(self, seen: DecodeMonitor, tokens: int) -> Reason:
+        """Give the pruned answer up after ``tokens`` tokens: what follows is a full prefill of the same prompt.
+
+        Trials and what was seen while decoding stay in the record. Cancelling reaches the new run too.
+
+        Returns:
+            Why, as the record will say.
+        """
+        self.ended = time.perf_counter()
+        spent = self.timings()
+        self.given_up_seconds = spent.shallow + spent.rule + spent.deep + spent.decode
+        self.given_up_tokens = tokens
+        self.ended, self.idle_seconds, self.gate = None, 0.0, None
+        run = PrefillRun(self.run.anatomy, self.run.n_tokens)
+        run.cancelled = self.run.cancelled
+        self.run, self.decode = run, seen
+        self.refusal = drift_reason(seen, tokens)
+        return self.refusal
+
     def timings(self) -> Timings:
         """Seconds of the parts, as far as the run has come."""
         stamps = self.run.stamps
@@ -96,6 +121,7 @@ class Job:
             rule=stamps.rule,
             deep=max(0.0, prefilled - decided),
             decode=max(0.0, self.ended - prefilled - self.idle_seconds) if self.ended is not None else 0.0,
+            given_up=self.given_up_seconds,
         )
 
     def record(

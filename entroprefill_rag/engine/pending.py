@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 
 from entroprefill_rag.engine.job import Job
 from entroprefill_rag.engine.run import RunCancelled
-from entroprefill_rag.engine.streaming import TextPiece
+from entroprefill_rag.engine.streaming import StreamItem
 from entroprefill_rag.engine.workers import iterate
 from entroprefill_rag.errors import AnswerTakenError
 from entroprefill_rag.record import GenerationResult, ModelInfo, PruneResult
 
-StreamItem = PruneResult | TextPiece | GenerationResult
 Emit = Callable[[StreamItem], None]
 
 
@@ -24,7 +23,8 @@ class PendingAnswer:
     thread and frees the cache. Made by :meth:`LocalBackend.begin`, which raises what the prefill raises.
 
     Attributes:
-        outcome: what was kept and dropped; known as soon as the object is there.
+        outcome: what was kept and dropped; known as soon as the object is there. With ``on_drift="restart_full"`` the
+            answer may be given from a full prefill after all: the record of its result has the last word.
     """
 
     def __init__(self, job: Job, answer: Callable[[Job, Emit], GenerationResult], model: ModelInfo) -> None:
@@ -41,7 +41,16 @@ class PendingAnswer:
                 job.idle_seconds = time.perf_counter() - waiting
 
             job.gate = gate
-            return answer(job, lambda item: None if isinstance(item, PruneResult) else emit(item))
+            said = False
+
+            def hand_on(item: StreamItem) -> None:
+                nonlocal said
+                if isinstance(item, PruneResult) and not said:
+                    said = True  # by the gate
+                else:
+                    emit(item)
+
+            return answer(job, hand_on)
 
         self._go = go
         self._taken = threading.Lock()
@@ -52,7 +61,7 @@ class PendingAnswer:
         self.outcome = outcome
 
     def stream(self) -> Iterator[StreamItem]:
-        """The outcome, then pieces of text as they come, then the GenerationResult.
+        """The outcome, then pieces of text as they come, then the GenerationResult; see :meth:`LocalBackend.stream`.
 
         Raises:
             AnswerTakenError: it was taken or closed before.

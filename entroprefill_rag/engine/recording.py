@@ -17,6 +17,7 @@ from entroprefill_rag.record import (
     AuditRecord,
     ChunkInfo,
     Claims,
+    DecodeMonitor,
     LayerTrial,
     ModelInfo,
     Outcome,
@@ -108,9 +109,22 @@ def build_record(job: Job, model: ModelInfo, *, trials: tuple[LayerTrial, ...], 
         accepted_layer=accepted.layer if accepted is not None else None,
         reason=reason,
         tokens_removed=accepted.tokens_saved if accepted is not None else 0,
+        decode=job.decode,
         claims=claims,
         answer=answer if config.include_text else None,
     )
+
+
+def drift_reason(seen: DecodeMonitor, tokens: int) -> Reason:
+    """Why a pruned answer of ``tokens`` tokens was given up for one from a full prefill."""
+    place = seen.first_above or 0
+    mass = seen.max_per_token[place]
+    message = (
+        f"Generated token {place + 1} placed {mass:.4g} of a head's attention at layer {seen.layer} on the removed "
+        f"chunks, above {seen.threshold:g}: the pruned answer was given up after {tokens} tokens, and the prompt was "
+        "prefilled in full."
+    )
+    return Reason(code="drift_restart", message=message)
 
 
 def told_config(config: PruningConfig) -> dict[str, Any]:

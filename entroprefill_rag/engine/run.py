@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from entroprefill_rag.engine.decoding import DecodeWatch
 from entroprefill_rag.engine.families import Anatomy
 from entroprefill_rag.engine.gather import (
     TokenGather,
@@ -81,6 +82,7 @@ class PrefillRun:
         monitor: decides at monitored layers; None leaves the run unpruned.
         membership: 0/1 float32 ``[n, k]`` for the tap, on the CPU.
         probes: runs probe queries where the monitor asks for them; None where it will not.
+        decode: reads the rows of generated tokens at the accepted layer; None leaves them unread.
         stop_when_known: leave the forward once the outcome is known (no generation follows).
         on_prefilled: called when the prompt has passed the last layer.
     """
@@ -93,6 +95,7 @@ class PrefillRun:
         membership: Tensor | None = None,
         *,
         probes: ProbeBranch | None = None,
+        decode: DecodeWatch | None = None,
         stop_when_known: bool = False,
         on_prefilled: Callable[[], None] | None = None,
     ) -> None:
@@ -101,6 +104,7 @@ class PrefillRun:
         self.monitor = monitor
         self.membership = membership
         self.probes = probes
+        self.decode = decode
         self.stop_when_known = stop_when_known
         self.on_prefilled = on_prefilled
         self.cancelled = threading.Event()
@@ -175,6 +179,17 @@ class PrefillRun:
         layer = getattr(attention, "layer_idx", None)
         return isinstance(layer, int) and self._watching(layer) and attention is self.anatomy.attentions[layer]
 
+    def decodes(self, attention: nn.Module) -> bool:
+        """Whether this attention call is that of appended tokens at the accepted layer, whose rows are wanted."""
+        if self.decode is None or self.layer is None or self._prefilling:
+            return False
+        return attention is self.anatomy.attentions[self.layer]
+
+    def read_appended(self, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: Mapping[str, Any]) -> None:
+        """Note what the rows of appended tokens place on the removed ones."""
+        if self.decode is not None:
+            self.decode.read(query, key, mask, self._seen, **_layer_options(query, kwargs))
+
     def is_compacted(self, attention: nn.Module) -> bool:
         """Whether this attention call runs on retained tokens only."""
         layer = getattr(attention, "layer_idx", None)
@@ -205,8 +220,7 @@ class PrefillRun:
         device = query.device
         if device not in self._memberships:
             self._memberships[device] = membership.to(device)
-        scaling = kwargs.get("scaling")
-        sink_logits = kwargs.get("s_aux")
+        options = _layer_options(query, kwargs)
 
         def read(rows: Tensor, tokens: bool) -> RowMasses:
             return read_rows(
@@ -214,12 +228,9 @@ class PrefillRun:
                 key,
                 rows,
                 self._memberships[device],
-                scaling=float(scaling) if scaling is not None else query.shape[-1] ** -0.5,
                 attention_mask=mask,
-                window=kwargs.get("sliding_window"),
-                softcap=kwargs.get("softcap"),
-                sink_logits=sink_logits,
                 tokens=tokens,
+                **options,
             )
 
         def probe(places: Tensor) -> Tensor:
@@ -235,6 +246,8 @@ class PrefillRun:
         if decision.accepted:
             self.layer = layer
             self.gather = TokenGather(decision.kept_tokens, self.n_tokens)
+            if self.decode is not None:
+                self.decode.begin(layer, decision.kept_tokens, self.n_tokens)
         if decision.accepted or layer == self._last:
             self.stamps.decided = time.perf_counter()
             self._release_probes()
@@ -325,6 +338,17 @@ class _Reader:
 
     def __call__(self, rows: Tensor, tokens: bool, /) -> RowMasses:
         return self.rows(rows, tokens)
+
+
+def _layer_options(query: Tensor, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What shapes a layer's softmax, from the arguments of its attention function."""
+    scaling = kwargs.get("scaling")
+    return {
+        "scaling": float(scaling) if scaling is not None else query.shape[-1] ** -0.5,
+        "window": kwargs.get("sliding_window"),
+        "softcap": kwargs.get("softcap"),
+        "sink_logits": kwargs.get("s_aux"),
+    }
 
 
 def _map_hidden(

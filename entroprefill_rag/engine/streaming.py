@@ -12,6 +12,9 @@ from torch import Tensor
 from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.record import GenerationResult, PruneResult, Reason
+
 _BROKEN = "\ufffd"
 
 
@@ -23,6 +26,88 @@ class TextPiece:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The pruned answer was given up: forget its outcome and its text. A new outcome follows, and text from the start.
+
+    Only with ``on_drift="restart_full"``.
+    """
+
+    reason: Reason
+
+
+SettledItem = PruneResult | TextPiece | GenerationResult
+StreamItem = SettledItem | Restarted
+
+
+class HoldBack:
+    """Makes a stream for consumers that cannot take back what they have shown.
+
+    With ``on_drift="restart_full"`` the items of a pruned answer are held back until it has ended or been given up; all
+    others pass at once, those of the full answer that takes its place included. No :class:`Restarted` comes out.
+
+    Args:
+        config: of the request.
+    """
+
+    def __init__(self, config: PruningConfig) -> None:
+        self._holding = config.on_drift == "restart_full"
+        self._held: list[SettledItem] = []
+
+    def push(self, item: StreamItem) -> list[SettledItem]:
+        """The items that are settled now that ``item`` has come."""
+        if isinstance(item, Restarted):
+            self._holding = False
+            self._held.clear()
+            return []
+        self._held.append(item)
+        if isinstance(item, GenerationResult) or (isinstance(item, PruneResult) and not item.pruned):
+            self._holding = False
+        if self._holding:
+            return []
+        settled, self._held = self._held, []
+        return settled
+
+
+class HeldStreamer(BaseStreamer):
+    """A caller's streamer that gets one answer: what a run hands over is held back until it is known to stand.
+
+    Args:
+        inner: the caller's.
+        stands: whether what comes from now on can no longer be given up.
+    """
+
+    def __init__(self, inner: Any, stands: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._stands = stands
+        self._held: list[Tensor] = []
+        self._ended = False
+
+    def put(self, value: Tensor) -> None:
+        """The prompt, then each token."""
+        self._held.append(value)
+        if self._stands():
+            self._hand_on()
+
+    def end(self) -> None:
+        """The run's end, handed on with its last token."""
+        self._ended = True
+        if self._stands():
+            self.release()
+
+    def release(self) -> None:
+        """Hand on all that was held back: the answer stands."""
+        self._hand_on()
+        if self._ended:
+            self._ended = False
+            self._inner.end()
+
+    def _hand_on(self) -> None:
+        held, self._held = self._held, []
+        for value in held:
+            self._inner.put(value)
 
 
 class TextEmitter(BaseStreamer):

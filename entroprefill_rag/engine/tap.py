@@ -97,6 +97,8 @@ def _read_then_attend(
         run.attending(module, key, value)
         if run.wants(module):
             run.read(module, query, key, attention_mask, kwargs)
+        elif run.decodes(module):
+            run.read_appended(query, key, attention_mask, kwargs)
     return _own_function(kernel, module)(view, query, key, value, attention_mask, *args, **kwargs)
 
 
@@ -150,22 +152,17 @@ def read_rows(
     for part in rows.sort().indices.split(block):
         positions = rows[part].to(query.device)
         limit = int(rows[part[-1]]) + 1
-        hidden = _hidden(positions, limit, attention_mask, window, first)
+        hidden = hidden_keys(positions, limit, attention_mask, window, first)
         for group in range(groups):
             span = slice(group * per_group, (group + 1) * per_group)
             keys = key[0, group, :limit].float().transpose(0, 1)
             logits = torch.matmul(query[0, span].index_select(1, positions - first).float(), keys).mul_(scaling)
-            if softcap is not None:
-                logits.div_(softcap).tanh_().mul_(softcap)
-            if hidden.dtype == torch.bool:
-                logits.masked_fill_(hidden[span] if hidden.shape[0] > 1 else hidden, float("-inf"))
-            else:
-                logits.add_(hidden[span] if hidden.shape[0] > 1 else hidden)
-            if sink_logits is None:
-                weights = logits.softmax(dim=-1)
-            else:
-                extra = sink_logits[span].float().reshape(-1, 1, 1).expand(-1, part.numel(), 1)
-                weights = torch.cat([logits, extra], dim=-1).softmax(dim=-1)[..., :-1].contiguous()
+            weights = softmax_rows(
+                logits,
+                hidden[span] if hidden.shape[0] > 1 else hidden,
+                softcap=softcap,
+                sink_logits=None if sink_logits is None else sink_logits[span],
+            )
             # A row that may attend to nothing (left padding) has no masses.
             weights.nan_to_num_(nan=0.0)
             masses[span, part.to(query.device)] = chunk_masses(weights, membership[:limit]).to(masses.dtype)
@@ -176,7 +173,28 @@ def read_rows(
     return RowMasses(chunks=masses.double().cpu(), tokens=None if mean is None else mean.cpu())
 
 
-def _hidden(positions: Tensor, limit: int, mask: Tensor | None, window: int | None, first: int) -> Tensor:
+def softmax_rows(logits: Tensor, hidden: Tensor | None, *, softcap: float | None, sink_logits: Tensor | None) -> Tensor:
+    """Scaled logits as the layer turns them into probabilities; a sink logit counts in the denominator only.
+
+    Args:
+        logits: ``[heads, rows, keys]`` float32; overwritten.
+        hidden: what the rows may not see, ``[1 or heads, rows, keys]`` boolean or additive; None where nothing.
+        softcap: the layer's soft-cap on logits.
+        sink_logits: learned sink logit per head, ``[heads]``.
+    """
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    if hidden is not None and hidden.dtype == torch.bool:
+        logits.masked_fill_(hidden, float("-inf"))
+    elif hidden is not None:
+        logits.add_(hidden)
+    if sink_logits is None:
+        return logits.softmax(dim=-1)
+    extra = sink_logits.float().reshape(-1, 1, 1).expand(-1, logits.shape[1], 1)
+    return torch.cat([logits, extra], dim=-1).softmax(dim=-1)[..., :-1].contiguous()
+
+
+def hidden_keys(positions: Tensor, limit: int, mask: Tensor | None, window: int | None, first: int) -> Tensor:
     """What the rows may not see: boolean or additive, ``[1 or H_Q, rows, limit]``."""
     if mask is not None and mask.dim() == 4:
         rows = mask[0].index_select(1, (positions - first).to(mask.device))[..., :limit].to(positions.device)

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from entroprefill_rag.record import AuditRecord, AuditResult, LayerTrial, Timings, Usage
+from entroprefill_rag.record import AuditRecord, AuditResult, DecodeMonitor, LayerTrial, Timings, Usage
 from entroprefill_rag.report.plain import one_line, plain
 from entroprefill_rag.report.sources import Source, sources_of
 from entroprefill_rag.request import Chunk
@@ -152,15 +152,20 @@ def _facts(record: AuditRecord, usage: Usage | None, timings: Timings | None) ->
     if trial is not None:
         yield "document mass", f"{trial.doc_mass:.3f} of the attention at layer {trial.layer}"
         yield from _limits(record, trial)
+    if record.decode is not None:
+        yield "decoding", _decode_line(record.decode)
     if usage is not None:
         kept = f", {usage.kept_tokens:,} above layer {record.accepted_layer}" if record.outcome == "pruned" else ""
-        yield "tokens", f"{usage.prompt_tokens:,} in the prompt{kept}; {usage.generated_tokens:,} generated"
+        given_up = f", {usage.given_up_tokens:,} more given up" if usage.given_up_tokens else ""
+        yield "tokens", f"{usage.prompt_tokens:,} in the prompt{kept}; {usage.generated_tokens:,} generated{given_up}"
     if timings is not None:
+        given_up = f", pruned run given up {timings.given_up:.2f}" if timings.given_up else ""
         rate = usage.generated_tokens / timings.decode if usage and timings.decode > 0 else None
         yield (
             "time",
             f"first token {timings.first_token:.2f} s (prefill {timings.shallow + timings.deep:.2f}, rule and audit "
-            f"{timings.rule:.2f}), decoding {timings.decode:.2f} s" + (f", {rate:.0f} tokens/s" if rate else ""),
+            f"{timings.rule:.2f}{given_up}), decoding {timings.decode:.2f} s"
+            + (f", {rate:.0f} tokens/s" if rate else ""),
         )
 
 
@@ -184,6 +189,21 @@ def _audit_line(audit: AuditResult) -> RenderableType:
     return Text.assemble(
         f"{one_line(audit.observer, 40)}: worst head {head} {relation} {worst:.3f}, limit {audit.limit:g} ({how}): ",
         ("pass", "green") if audit.accepted else ("fail", "red"),
+    )
+
+
+def _decode_line(seen: DecodeMonitor) -> str:
+    if not seen.max_per_token:
+        return "no generated token was fed back, so none was looked at"
+    worst = max(range(seen.tokens), key=seen.max_per_token.__getitem__)
+    if seen.first_above is None:
+        passed = "not passed"
+    else:
+        done = {"none": "", "stopped": ": the answer ends there", "restarted_full": ": answered again in full"}
+        passed = f"passed at token {seen.first_above + 1}{done[seen.action]}"
+    return (
+        f"largest mass on removed chunks {seen.max_per_token[worst]:.3g} (token {worst + 1} of {seen.tokens}), mean "
+        f"{seen.mean:.3g}, threshold {seen.threshold:g} {passed}"
     )
 
 

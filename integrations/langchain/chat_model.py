@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -31,7 +32,7 @@ from entroprefill_rag.request import RagRequest
 
 if TYPE_CHECKING:
     from entroprefill_rag.engine.backend import LocalBackend
-    from entroprefill_rag.engine.pending import StreamItem
+    from entroprefill_rag.engine.streaming import HoldBack, SettledItem
 
 # A conversation without documents says nothing about documents.
 PLAIN = PromptStyle(instruction="", template="{context}{query}")
@@ -52,6 +53,12 @@ class _Call:
 
     def summary(self, record: AuditRecord, **more: Any) -> dict[str, Any]:
         return summary(record, mode="full", full_record=HOW, stand_ins=self.retrieved.ids.report(), **more)
+
+    def hold_back(self) -> HoldBack:
+        """Lets through what will not be taken back."""
+        from entroprefill_rag.engine.streaming import HoldBack
+
+        return HoldBack(self.pruning)
 
     def first(self, outcome: PruneResult) -> ChatGenerationChunk:
         """Comes before the first token: what was kept, and why."""
@@ -86,7 +93,7 @@ class _Call:
         message = AIMessage(content=answer, response_metadata=metadata, usage_metadata=usage(result.usage))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
-    def chunk(self, item: StreamItem, stop: StopText) -> ChatGenerationChunk | None:
+    def chunk(self, item: SettledItem, stop: StopText) -> ChatGenerationChunk | None:
         """One item of a stream as a chunk; None where text is held back."""
         if isinstance(item, PruneResult):
             return self.first(item)
@@ -111,6 +118,7 @@ class ChatEntroPrefill(GenerationSettings, OneAtATime, BaseChatModel):
     System messages are the instruction, earlier turns the history, the last human message the question; all of these
     are protected. Documents come as ``documents=``, in a call or bound; without them the model just answers.
     The record's summary is in ``response_metadata["entroprefill"]``, in a stream on the first chunk.
+    A stream takes nothing back: with ``on_drift="restart_full"`` a pruned answer comes when it has ended.
 
     Example:
         >>> chat = ChatEntroPrefill()  # doctest: +SKIP
@@ -188,11 +196,11 @@ class ChatEntroPrefill(GenerationSettings, OneAtATime, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(messages, stop, documents, pruning, kwargs)
-        text = StopText(call.stops)
+        text, hold = StopText(call.stops), call.hold_back()
         items: Any = call.backend.stream(call.request, call.pruning, **call.generation)
         with closing(items):
-            for item in items:
-                chunk = call.chunk(item, text)
+            for settled in chain.from_iterable(map(hold.push, items)):
+                chunk = call.chunk(settled, text)
                 if chunk is None:
                     continue
                 if run_manager is not None:
@@ -210,16 +218,17 @@ class ChatEntroPrefill(GenerationSettings, OneAtATime, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = await self._acall(messages, stop, documents, pruning, kwargs)
-        text = StopText(call.stops)
+        text, hold = StopText(call.stops), call.hold_back()
         items: Any = call.backend.astream(call.request, call.pruning, **call.generation)
         async with aclosing(items):
             async for item in items:
-                chunk = call.chunk(item, text)
-                if chunk is None:
-                    continue
-                if run_manager is not None:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+                for settled in hold.push(item):
+                    chunk = call.chunk(settled, text)
+                    if chunk is None:
+                        continue
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
     async def _acall(self, *args: Any) -> _Call:
         if not self.source.loaded:

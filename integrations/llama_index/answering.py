@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from entroprefill_rag.integrations.llama_index.events import ModelCall
 from entroprefill_rag.integrations.llama_index.task import Task
 from entroprefill_rag.record import GenerationResult, PruneResult
 
 if TYPE_CHECKING:
-    from entroprefill_rag.engine.pending import PendingAnswer, StreamItem
+    from entroprefill_rag.engine.pending import PendingAnswer
+    from entroprefill_rag.engine.streaming import SettledItem, StreamItem
 
 Known = Callable[[PruneResult], None]
 
@@ -43,7 +44,7 @@ class Answering:
         task = self.task
         if self.pending is None:
             return await task.backend.agenerate(task.request, task.setup.config, **task.setup.generation)
-        last: StreamItem | None = None
+        last: SettledItem | None = None
         async with aclosing(self._aitems()) as items:
             async for item in items:
                 last = item
@@ -53,6 +54,8 @@ class Answering:
 
     def stream(self, call: ModelCall, known: Known, ended: Callable[[GenerationResult], None]) -> Generator[str]:
         """Pieces of text, after a first empty one that comes when it is known what was kept.
+
+        Nothing is ever taken back: with ``on_drift="restart_full"`` a pruned answer comes when it has ended.
 
         The first piece is for the caller to take: a generator that was never advanced would skip its end.
         """
@@ -96,16 +99,29 @@ class Answering:
         finally:
             call.end()
 
-    def _items(self) -> Generator[StreamItem]:
-        task = self.task
-        source: Iterator[StreamItem]
+    def _items(self) -> Generator[SettledItem]:
+        from entroprefill_rag.engine.streaming import HoldBack
+
+        task, hold = self.task, HoldBack(self.task.setup.config)
+        source: Any
         if self.pending is not None:
             source = self.pending.stream()
         else:
             source = task.backend.stream(task.request, task.setup.config, **task.setup.generation)
-        yield from source
+        with closing(source):
+            for item in source:
+                yield from hold.push(item)
 
-    async def _aitems(self) -> AsyncGenerator[StreamItem]:
+    async def _aitems(self) -> AsyncGenerator[SettledItem]:
+        from entroprefill_rag.engine.streaming import HoldBack
+
+        hold = HoldBack(self.task.setup.config)
+        async with aclosing(self._afresh()) as items:
+            async for item in items:
+                for settled in hold.push(item):
+                    yield settled
+
+    async def _afresh(self) -> AsyncGenerator[StreamItem]:
         task = self.task
         if self.pending is None:
             fresh = task.backend.astream(task.request, task.setup.config, **task.setup.generation)

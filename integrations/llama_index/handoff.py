@@ -21,12 +21,13 @@ class Handle:
     """A pending answer that can be taken once. Afterwards it holds no cache and no tensor.
 
     Attributes:
-        task: what was asked, to ask it again if the answer is gone. Without the nodes, which refer to this handle.
+        task: what was asked, to ask it again if the answer is gone. Without the nodes, which refer to this handle;
+            unless the answer may be given from a full prefill after all, whose sources are all of them.
         positions: of the retained nodes.
     """
 
     def __init__(self, task: Task, positions: Sequence[int], pending: PendingAnswer) -> None:
-        self.task = task.without_nodes()
+        self.task = task if task.setup.config.on_drift == "restart_full" else task.without_nodes()
         self.positions = tuple(positions)
         self._lock = threading.Lock()
         self._pending: PendingAnswer | None = pending

@@ -48,7 +48,9 @@ class Session:
         self._handed = handoff is not None and handoff["taken"]
         self._answering = Answering(task, pending)
         # Positions that the task knows, and the nodes for them: the original list where that was asked again.
-        self._nodes = _by_position(nodes) if task is not asked else dict(enumerate(asked.nodes))
+        self._nodes: dict[int, NodeWithScore] = dict(enumerate(task.nodes))
+        if task is not asked:
+            self._nodes |= _by_position(nodes)
         self._more = list(more)
         self._trace = Trace()
         self._sources: list[NodeWithScore] = []
@@ -104,7 +106,8 @@ class Session:
         self._sources += self._more
         self._metadata.update({each.node.node_id: each.node.metadata for each in self._sources})
         self._metadata[METADATA_KEY] = self._trace.summary
-        if not self._handed:  # else the postprocessor has said it
+        # What was handed over the postprocessor has said already, unless the answer came to be another one.
+        if not self._handed or outcome.audit.reason.code == "drift_restart":
             say_audit(self._trace.summary, self._call.span_id)
 
     def _ended(self, result: GenerationResult) -> None:
