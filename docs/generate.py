@@ -12,11 +12,27 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from entroprefill_rag.config import AuditConfig, ProbeQueries, PromptRows, PruningConfig, SuffixRows, WeightedRows
+from entroprefill_rag.config import (
+    AuditConfig,
+    HeadProfile,
+    ProbeQueries,
+    PromptRows,
+    PruningConfig,
+    SuffixRows,
+    WeightedRows,
+)
 from entroprefill_rag.record import AuditRecord
 
 HERE = Path(__file__).parent
-SHOWN: tuple[type[BaseModel], ...] = (PruningConfig, AuditConfig, SuffixRows, WeightedRows, PromptRows, ProbeQueries)
+SHOWN: tuple[type[BaseModel], ...] = (
+    PruningConfig,
+    AuditConfig,
+    SuffixRows,
+    WeightedRows,
+    PromptRows,
+    ProbeQueries,
+    HeadProfile,
+)
 
 
 def _default(field: FieldInfo) -> str:

@@ -140,6 +140,34 @@ class AuditConfig(_Settings):
         return self
 
 
+class HeadProfile(_Settings):
+    """Head weights of a calibrated profile, as `head_weights` takes them and a record holds them (correction 6)."""
+
+    kind: Literal["profile"] = "profile"
+    name: str = Field(min_length=1, description="Names the profile: its model and the digest of its content.")
+    weights: tuple[tuple[int, tuple[float, ...]], ...] = Field(
+        description="Per layer, its index and `v` of every query head: nonnegative, summing to 1 over the layer. "
+        "Layers that are not named are weighted as 'renyi' does."
+    )
+
+    def at(self, layer: int) -> tuple[float, ...] | None:
+        """``v`` of every query head of a layer; None where the profile does not know it."""
+        return next((v for known, v in self.weights if known == layer), None)
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_are_shares(
+        cls, value: tuple[tuple[int, tuple[float, ...]], ...]
+    ) -> tuple[tuple[int, tuple[float, ...]], ...]:
+        for layer, v in value:
+            if not v or any(not 0.0 <= share <= 1.0 for share in v) or abs(sum(v) - 1.0) > 1e-6:
+                raise ValueError(f"the weights of layer {layer} must be nonnegative and sum to 1, got {v}")
+        layers = [layer for layer, _ in value]
+        if layers != sorted(set(layers)):
+            raise ValueError(f"layers must ascend without repeats, got {layers}")
+        return value
+
+
 class PruningConfig(_Settings):
     """What may be removed, when, and under which limits."""
 
@@ -159,9 +187,13 @@ class PruningConfig(_Settings):
         le=256,
         description="Most query rows the proposal reads [W_p]: the last of the suffix, and at most half of it.",
     )
-    head_weights: Literal["renyi", "uniform"] | Callable[..., Any] = Field(
-        default="renyi",
-        description="How heads are weighted inside a GQA group [v]: 'renyi' is the paper's. A callable receives the "
+    head_weights: Literal["auto", "renyi", "uniform", "profile"] | HeadProfile | Callable[..., Any] = Field(
+        default="auto",
+        description="How heads are weighted [v], which decides the order of removal only. 'renyi' is the paper's, "
+        "inside each GQA group; 'profile' takes the heads that a calibrated profile of this model picks, over the "
+        "whole layer; 'auto' takes the profile where there is one for the model's fingerprint, else 'renyi'. A profile "
+        "also gives `layers` (where 'auto') and, where they are left at their defaults, `mu_min` and `mass_min`. "
+        "A record holds what was used. A callable receives the "
         "entropies and the eligibility, both [groups, heads per group], and returns nonnegative weights of that shape.",
     )
     entropy_over: Literal["outside_sinks", "documents"] = Field(
@@ -283,5 +315,7 @@ class PruningConfig(_Settings):
         return self
 
     @field_serializer("head_weights")
-    def _name_of_weights(self, value: Any) -> str:
+    def _name_of_weights(self, value: Any) -> str | dict[str, Any]:
+        if isinstance(value, HeadProfile):
+            return value.model_dump(mode="json")
         return value if isinstance(value, str) else f"callable:{getattr(value, '__qualname__', type(value).__name__)}"

@@ -45,3 +45,7 @@ class DocumentError(EntroPrefillError, ValueError):
 
 class AnswerTakenError(EntroPrefillError, RuntimeError):
     """A pending answer that was taken or closed before."""
+
+
+class ProfileError(ConfigError):
+    """A calibrated profile that cannot be read, or that is of another model; or training documents of no use."""

@@ -117,7 +117,12 @@ class LayerTrial(_Entry):
     doc_mass: float = Field(description="Mean mass of the proposal rows on chunk tokens outside the sinks.")
     eligible_heads: int
     fallback_groups: int = Field(description="GQA groups without an eligible head.")
-    head_weights: tuple[float, ...] = Field(description="w per query head [H_Q]; sums to 1 within a group.")
+    head_weights: tuple[float, ...] = Field(
+        description="w per query head [H_Q]; sums to 1 within a group, to G over the layer where a profile weighs."
+    )
+    weighting: Literal["renyi", "uniform", "profile", "callable"] | None = Field(
+        default=None, description="What weighed the heads; None where no head was weighed."
+    )
     pooled_mass: tuple[float, ...] = Field(default=(), description="A_i per chunk.")
     scores: tuple[float, ...] = Field(default=(), description="S_i per chunk, low = removed first.")
     removed: tuple[int, ...] = Field(default=(), description="Positions of the chunks proposed for removal.")
@@ -178,26 +183,16 @@ class AuditSetup(_Entry):
 
 
 class DecodeMonitor(_Entry):
-    """What generated tokens' rows placed on the removed chunks, at the accepted layer: a measurement, no guarantee.
-
-    Of a pruned answer that was given up (`restarted_full`), not of the full one that took its place.
-    """
+    """What generated tokens' rows placed on the removed chunks, at the accepted layer: a measurement, no guarantee."""
 
     layer: int
     threshold: float = Field(description="Mass above which a token counts as drifted.")
     on_drift: Literal["record", "stop", "restart_full"]
     tokens: int = Field(description="Generated tokens whose rows were read; the last one generated has none.")
-    max_per_token: tuple[float, ...] = Field(
-        default=(),
-        description="Largest over heads, per token read; four significant digits, more at the threshold. 1 where the "
-        "row is no number.",
-    )
+    max_per_token: tuple[float, ...] = Field(default=(), description="Largest over heads, per token read.")
     mean: float = Field(default=0.0, description="Over tokens and heads.")
     first_above: int | None = Field(default=None, description="Index of the first token above the threshold.")
-    action: Literal["none", "stopped", "restarted_full"] = Field(
-        default="none",
-        description="What was done at that token. 'stopped': the token chosen from its row is the answer's last.",
-    )
+    action: Literal["none", "stopped", "restarted_full"] = "none"
 
 
 class Claims(_Entry):
@@ -303,10 +298,7 @@ class Usage(_Entry):
 
     prompt_tokens: int
     kept_tokens: int = Field(description="Prompt tokens above the accepted layer; all of them where none was.")
-    generated_tokens: int = Field(description="Of the answer.")
-    given_up_tokens: int = Field(
-        default=0, description="Generated besides, by a pruned run whose answer was given up (`on_drift`)."
-    )
+    generated_tokens: int
 
 
 class Timings(_Entry):
@@ -321,13 +313,8 @@ class Timings(_Entry):
 
     @property
     def first_token(self) -> float:
-        """Seconds from the call to the first token of the answer."""
-        return self.layout + self.wait + self.given_up + self.shallow + self.rule + self.deep
-    given_up: float = Field(
-        default=0.0,
-        description="A pruned run whose answer was given up (`on_drift`), from its prefill to its last token: "
-        "`shallow`, `rule`, `deep` and `decode` are then those of the full run.",
-    )
+        """Seconds from the call to the first token."""
+        return self.layout + self.wait + self.shallow + self.rule + self.deep
 
 
 class PruneResult(_Entry):
@@ -352,7 +339,7 @@ class GenerationResult(_Entry):
     retained_ids: tuple[str, ...]
     dropped_ids: tuple[str, ...]
     protected_ids: tuple[str, ...]
-    finish_reason: Literal["stop", "length", "cancelled", "drift"]
+    finish_reason: Literal["stop", "length", "cancelled"]
     usage: Usage
     timings: Timings
     audit: AuditRecord

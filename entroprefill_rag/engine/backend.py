@@ -8,33 +8,27 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
+from entroprefill_rag.calibration.profile import ModelProfile, find, settle
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.engine import families
 from entroprefill_rag.engine import generation as gen
 from entroprefill_rag.engine.attempt import Attempt, begin_attempt
 from entroprefill_rag.engine.families import Anatomy
 from entroprefill_rag.engine.install import Installation
-from entroprefill_rag.engine.decoding import DecodeWatch, StopOnDrift
 from entroprefill_rag.engine.job import Job
 from entroprefill_rag.engine.layout import PromptStyle, SegmentTokenizer, build_layout
-from entroprefill_rag.engine.pending import PendingAnswer
+from entroprefill_rag.engine.pending import PendingAnswer, StreamItem
 from entroprefill_rag.engine.probes import probes_for
 from entroprefill_rag.engine.recording import OFF
 from entroprefill_rag.engine.run import ForwardFinished, LayerMonitor, PrefillRun, ProbeBranch
-from entroprefill_rag.engine.streaming import (
-    HeldStreamer,
-    Restarted,
-    StopWhenSet,
-    StreamItem,
-    TextEmitter,
-    TextPiece,
-)
+from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiece
 from entroprefill_rag.engine.workers import Workers, aiterate, iterate
 from entroprefill_rag.errors import BackendClosedError, ConfigError
 from entroprefill_rag.ledger import ReuseLedger
@@ -43,7 +37,7 @@ from entroprefill_rag.record import GenerationResult, ModelInfo, PruneResult, Re
 from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.masses import chunk_membership
 
-__all__ = ["LocalBackend", "PendingAnswer", "PromptStyle", "Restarted", "StreamItem", "TextPiece"]
+__all__ = ["LocalBackend", "PendingAnswer", "PromptStyle", "StreamItem", "TextPiece"]
 
 
 class LocalBackend:
@@ -60,9 +54,12 @@ class LocalBackend:
         workers: threads for asynchronous calls.
         ledger: remembers whose draws were seen (``docs/guarantees.md``). None keeps one in memory, of this backend's
             own; one from ``ReuseLedger.open`` outlives it and may be shared; False keeps none.
+        profile: which layers and heads find evidence: a profile, or a file of one. None takes the shipped one with this
+            model's fingerprint, if there is one; False takes none.
 
     Raises:
         ConfigError: ``ledger`` is none of these.
+        ProfileError: ``profile`` is none, or of a model of another shape.
 
     Example:
         >>> backend = LocalBackend.from_pretrained("smollm2-135m")  # doctest: +SKIP
@@ -80,6 +77,7 @@ class LocalBackend:
         style: PromptStyle | None = None,
         workers: int = 4,
         ledger: ReuseLedger | Literal[False] | None = None,
+        profile: ModelProfile | str | Path | Literal[False] | None = None,
     ) -> None:
         if ledger is not None and ledger is not False and not isinstance(ledger, ReuseLedger):
             raise ConfigError(
@@ -97,6 +95,9 @@ class LocalBackend:
         self._prefill_turn = threading.Lock()
         self._workers = Workers(workers)
         self._closed = False
+        self._profile = ModelProfile.read(profile) if isinstance(profile, (str, Path)) else profile
+        if isinstance(self._profile, ModelProfile):
+            self._profile.check_shape(len(self.anatomy.layers), self.anatomy.query_heads, self.anatomy.kv_heads)
         # A backend that is dropped without close() must not leave its hooks on a model that lives on.
         self._finalizer = weakref.finalize(self, self._installation.close)
 
@@ -114,6 +115,7 @@ class LocalBackend:
         style: PromptStyle | None = None,
         workers: int = 4,
         ledger: ReuseLedger | Literal[False] | None = None,
+        profile: ModelProfile | str | Path | Literal[False] | None = None,
         **model_kwargs: Any,
     ) -> LocalBackend:
         """Load a model and its tokenizer.
@@ -130,6 +132,7 @@ class LocalBackend:
             style: how the prompt is written.
             workers: threads for asynchronous calls.
             ledger: remembers whose draws were seen; None keeps one in memory, False none.
+            profile: which layers and heads find evidence; None takes the shipped one of this model, False none.
             **model_kwargs: passed to ``from_pretrained`` of the model (``device_map``, ``quantization_config``, ...).
 
         Raises:
@@ -155,6 +158,7 @@ class LocalBackend:
             style=style,
             workers=workers,
             ledger=ledger,
+            profile=profile,
         )
 
     # -- what is asked of it --------------------------------------------------------------------------------------
@@ -163,6 +167,13 @@ class LocalBackend:
     def anatomy(self) -> Anatomy:
         """The parts of the model that pruning touches; ``anatomy.why_not`` says why it cannot be pruned, if so."""
         return self._installation.anatomy
+
+    @cached_property
+    def profile(self) -> ModelProfile | None:
+        """The profile that weighs heads where ``head_weights`` is 'auto' or 'profile'; None without one."""
+        if self._profile is None:
+            return None if self.anatomy.why_not is not None else find(self.model_info.fingerprint)
+        return self._profile or None
 
     @cached_property
     def model_info(self) -> ModelInfo:
@@ -229,10 +240,6 @@ class LocalBackend:
         For use with another model: the record says that its guarantees are about this model's attention, not about
         what the other one makes of a shortened prompt. The dual bound is left out.
         """
-        With ``on_drift="restart_full"`` a pruned answer that drifts is given up and the request answered again from a
-        full prefill: sampling goes on from where the random state then is, stopping criteria apply to each run,
-        ``max_time`` to both together, and a ``streamer`` gets the answer that stands, later.
-
         job = self._prepare(request, config, {}, stop_when_known=True)
         if job.monitor is not None and job.monitor.layers:
             with job.turn(self._prefill_turn):
@@ -284,10 +291,6 @@ class LocalBackend:
         """:meth:`generate` in a worker thread: the event loop stays free. Cancelling the task ends the generation."""
         job = await self._workers.call(partial(self._prepare, request, config, generation))
         return await self._workers.call(partial(self._answer, job), job.cancelled)
-        With ``on_drift="restart_full"`` a :class:`Restarted` may come after some text: drop what came before it. A new
-        PruneResult follows, and text from the start. :class:`entroprefill_rag.engine.streaming.HoldBack` makes a
-        stream for who cannot drop anything.
-
 
     async def aprune(self, request: RagRequest, config: PruningConfig | None = None) -> PruneResult:
         """:meth:`prune` in a worker thread."""
@@ -338,6 +341,7 @@ class LocalBackend:
         generation = {**generation}
         if not stop_when_known and effective.max_new_tokens is None and generation.get("max_length") is None:
             generation["max_new_tokens"] = most
+        config = self._settled(config, layout)
         attempt = self._attempt(layout, config)
         monitor, refusal = attempt.monitor, attempt.refusal
         if refusal is None and not stop_when_known and (refusal := gen.why_full(effective, generation)):
@@ -364,13 +368,7 @@ class LocalBackend:
         else:
             membership = chunk_membership(layout.chunk_spans, layout.n_tokens, first=layout.sink_tokens)
         run = PrefillRun(
-            self.anatomy,
-            layout.n_tokens,
-            monitor,
-            membership,
-            probes=probes,
-            decode=None if monitor is None or stop_when_known else DecodeWatch.of(config, len(monitor.proposal_rows)),
-            stop_when_known=stop_when_known,
+            self.anatomy, layout.n_tokens, monitor, membership, probes=probes, stop_when_known=stop_when_known
         )
         return Job(
             request=request,
@@ -400,11 +398,20 @@ class LocalBackend:
             return Attempt(refusal=Reason(code="no_monitored_layer", message=message))
         return begin_attempt(self.ledger, config, layout, layers, self.model_info)
 
+    def _settled(self, config: PruningConfig, layout: PromptLayout) -> PruningConfig:
+        """The configuration with what the model's profile decides in it."""
+        if not config.enabled or self.anatomy.why_not is not None or not layout.chunk_spans:
+            return config
+        return settle(config, self.profile, self._monitorable(layout))
+
+    def _monitorable(self, layout: PromptLayout) -> tuple[int, ...]:
+        block = (layout.chunk_spans[0][0], layout.chunk_spans[-1][1])
+        return families.monitorable(self.anatomy, block, layout.n_tokens)
+
     def _layers(self, layout: PromptLayout, config: PruningConfig) -> tuple[int, ...]:
         depth = len(self.anatomy.layers)
         if config.layers == "auto":
-            block = (layout.chunk_spans[0][0], layout.chunk_spans[-1][1])
-            return families.default_layers(self.anatomy, families.monitorable(self.anatomy, block, layout.n_tokens))
+            return families.default_layers(self.anatomy, self._monitorable(layout))
         wrong = [layer for layer in config.layers if layer >= depth - 1]
         if wrong:
             raise ConfigError(
@@ -425,38 +432,15 @@ class LocalBackend:
             self.anatomy.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
 
     def _answer(self, job: Job, emit: Callable[[StreamItem], None] | None = None) -> GenerationResult:
-        """Run one job to its end in this thread: once, or twice where a pruned answer drifts and is given up."""
-        first, streamer = job.run, job.generation.get("streamer")
-        held: HeldStreamer | None = None
-        if streamer is not None and first.decode is not None and job.config.on_drift == "restart_full":
-            held = HeldStreamer(streamer, lambda: first.stamps.prefilled is not None and first.layer is None)
-        generated = self._decode(job, emit, held or streamer)
-        if first.decode is not None:
-            # The last token generated is never fed back: it has no row.
-            job.decode = first.decode.result(max(0, len(generated) - 1))
-        if job.decode is not None and job.decode.action == "restarted_full":
-            first.check_cancelled()
-            reason = job.restart(job.decode, len(generated))
-            if emit is not None:
-                emit(Restarted(reason))
-            generated = self._decode(job, emit, streamer)
-        elif held is not None:
-            held.release()
-        job.ended = time.perf_counter()
-        return self._result(job, generated)
-
-    def _decode(self, job: Job, emit: Callable[[StreamItem], None] | None, streamer: Any) -> list[int]:
-        """One prefill and the tokens generated from it."""
+        """Run one job to its end in this thread."""
         arguments = dict(job.generation)
-        effective = gen.effective(self.model, arguments)
-        if streamer is not None:
-            arguments["streamer"] = streamer
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if emit is not None:
             arguments["streamer"] = TextEmitter(
-                self._text,
+                decode,
                 emit=lambda text: emit(TextPiece(text)),
                 on_first=lambda: emit(job.outcome(self.model_info)),
-                also=streamer,
+                also=arguments.get("streamer"),
             )
         criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
         criteria.append(StopWhenSet(job.run.cancelled))
@@ -465,13 +449,10 @@ class LocalBackend:
         with job.turn(self._prefill_turn), self._installation.activate(job.run):
             ids, mask = self._inputs(job.layout)
             output = self.model.generate(ids, attention_mask=mask, stopping_criteria=criteria, **arguments)
+        job.ended = time.perf_counter()
         sequences = output if isinstance(output, Tensor) else output.sequences
         generated: list[int] = sequences[0, job.layout.n_tokens :].tolist()
-        return generated
-
-    def _result(self, job: Job, generated: list[int]) -> GenerationResult:
-        """What a finished job gives back."""
-        answer = self._text(generated)
+        answer = decode(generated)
         trials = job.monitor.finish() if job.monitor is not None else None
         record = job.record(self.model_info, trials=trials, answer=answer)
         effective = gen.effective(self.model, job.generation)
@@ -481,7 +462,7 @@ class LocalBackend:
             retained_ids=record.retained_ids,
             dropped_ids=record.dropped_ids,
             protected_ids=record.protected_ids,
-            finish_reason=gen.finish_reason(generated, effective, most, job.run.cancelled.is_set(), stopped),
+            finish_reason=gen.finish_reason(generated, effective, most, job.run.cancelled.is_set()),
             usage=Usage(
                 prompt_tokens=job.layout.n_tokens,
                 kept_tokens=job.layout.n_tokens - record.tokens_removed,
@@ -490,13 +471,3 @@ class LocalBackend:
             timings=job.timings(),
             audit=record,
         )
-        if effective.max_time is not None and job.given_up_seconds:
-            arguments["max_time"] = max(0.0, effective.max_time - job.given_up_seconds)
-        if job.run.decode is not None and job.config.on_drift != "record":
-            criteria.append(StopOnDrift(job.run.decode))
-        stopped = job.decode is not None and job.decode.action == "stopped"
-                given_up_tokens=job.given_up_tokens,
-
-    def _text(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text

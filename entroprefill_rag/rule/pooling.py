@@ -1,21 +1,23 @@
-"""Renyi pooling of heads (section 3): focused heads weigh more in the order of removal, never in a guarantee.
+"""Pooling of heads (section 3, correction 6): which heads weigh more in the order of removal, never in a guarantee.
 
 Heads of one GQA group are neighbours: query head ``h`` belongs to group ``h // r``, ``r = H_Q / G``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from entroprefill_rag.config import HeadProfile
 from entroprefill_rag.errors import ConfigError
 
 Floats = NDArray[np.float64]
-HeadWeights = Literal["renyi", "uniform"] | Callable[..., Any]
+Weighting = Literal["renyi", "uniform", "profile", "callable"]
+HeadWeights = Literal["auto", "renyi", "uniform", "profile"] | HeadProfile | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,11 @@ class Pooling:
         region_mass: ``[H_Q]`` mass ``s[h]`` of ``pbar`` on the region of interest.
         entropy: ``[H_Q]`` Renyi-2 entropy ``H2[h]`` in nats over that region, ``inf`` where it holds no mass.
         eligible: ``[H_Q]`` whether ``s[h] >= mu_min``.
-        weights: ``[H_Q]`` ``w[h]``, at least ``zeta / r``, summing to 1 within a group.
-        fallback_groups: groups without an eligible head; they weigh their heads evenly.
+        weights: ``[H_Q]`` ``w[h]``, at least ``zeta / r``, summing to 1 within a group; those of a profile sum to G
+            over the layer instead.
+        fallback_groups: groups without an eligible head.
+        weighting: what weighed the heads: "renyi", "uniform", "profile" or "callable".
+        picked: ``[H_Q]`` the heads that a profile picks at this layer; None without one.
     """
 
     region_mass: Floats
@@ -35,11 +40,18 @@ class Pooling:
     eligible: NDArray[np.bool_]
     weights: Floats
     fallback_groups: int
+    weighting: Weighting = "renyi"
+    picked: NDArray[np.bool_] | None = None
+
+    @property
+    def deciding_heads(self) -> int:
+        """Eligible heads, of those that a profile picks where there is one."""
+        return int((self.eligible if self.picked is None else self.eligible & self.picked).sum())
 
     @property
     def all_fall_back(self) -> bool:
-        """Whether no head of the layer is eligible."""
-        return not bool(self.eligible.any())
+        """Whether no head may decide the order."""
+        return self.deciding_heads == 0
 
 
 def renyi_entropy(mass: Floats) -> tuple[Floats, Floats]:
@@ -79,7 +91,8 @@ def head_weights(
         groups: ``G``, which divides ``H_Q``.
         zeta: floor in (0, 1].
         tau: temperature of ``v ~ exp(-H2 / tau)``.
-        kind: ``"renyi"``, ``"uniform"`` (over eligible heads), or a callable that receives entropies (``inf`` at
+        kind: ``"renyi"`` (``"auto"`` is the same here: profiles are found where the model is known), ``"uniform"``
+            (over eligible heads), or a callable that receives entropies (``inf`` at
             ineligible heads) and eligibility, both ``[G, r]``, and returns nonnegative weights of that shape. A group
             that it gives no weight at all counts as "no preference": even among its eligible heads.
 
@@ -94,18 +107,56 @@ def head_weights(
     even = can.astype(np.float64)
     if kind == "uniform":
         raw = even
-    elif kind == "renyi":
+    elif kind in ("auto", "renyi"):
         lowest = np.min(h2, axis=1, keepdims=True, initial=np.inf)
         shift = np.where(np.isfinite(lowest), lowest, 0.0)
         raw = np.exp(-(h2 - shift) / tau)
-    else:
+    elif callable(kind):
         raw = _plugged_in(kind, h2, can)
+    else:
+        raise ConfigError(
+            f"head_weights={kind!r:.60} needs the weights of a model's profile; a LocalBackend finds them by the "
+            "model's fingerprint"
+        )
     raw = np.where(can, raw, 0.0)
     raw = np.where(raw.sum(axis=1, keepdims=True) > 0, raw, even)
     total = raw.sum(axis=1, keepdims=True)
     r = can.shape[1]
     weights = np.where(total > 0, (1.0 - zeta) * raw / np.where(total > 0, total, 1.0) + zeta / r, 1.0 / r)
     return weights.reshape(-1), int((~can.any(axis=1)).sum())
+
+
+def profile_weights(v: Sequence[float], eligible: NDArray[np.bool_], *, groups: int, zeta: float) -> tuple[Floats, int]:
+    """Floored weights of a profile, over the whole layer: ``w = G ((1 - zeta) v + zeta / H_Q)`` (correction 6).
+
+    Scaled by G so that ``(1/G) sum_h w[h] pbar[h]`` pools as it does with weights of groups: the floor is ``zeta / r``
+    and both forms of the envelope stay as they are.
+
+    Args:
+        v: ``[H_Q]`` nonnegative; ineligible heads lose theirs, the others are normalised.
+        eligible: ``[H_Q]``.
+        groups: ``G``.
+        zeta: floor in (0, 1].
+
+    Returns:
+        ``[H_Q]`` weights summing to G (even where no picked head is eligible), and the number of groups without an
+        eligible head.
+
+    Raises:
+        ConfigError: the profile is of a model with another number of heads, or holds a negative weight.
+    """
+    shares = np.asarray(v, dtype=np.float64)
+    heads = len(eligible)
+    if shares.shape != (heads,) or not (np.isfinite(shares).all() and (shares >= 0).all()):
+        raise ConfigError(
+            f"the profile's weights {shares.tolist()} are not one nonnegative weight for each of {heads} query heads; "
+            "it was made for another model: make one with `entroprefill calibrate`"
+        )
+    raw = np.where(eligible, shares, 0.0)
+    total = float(raw.sum())
+    share = raw / total if total > 0 else np.full(heads, 1.0 / heads)
+    empty = int((~eligible.reshape(groups, -1).any(axis=1)).sum())
+    return groups * ((1.0 - zeta) * share + zeta / heads), empty
 
 
 def _plugged_in(weigh: Callable[..., Any], entropy: Floats, eligible: NDArray[np.bool_]) -> Floats:
@@ -136,6 +187,7 @@ def pool_heads(
     tau: float,
     zeta: float,
     kind: HeadWeights = "renyi",
+    layer: int | None = None,
 ) -> Pooling:
     """Eligibility, entropy and floored weight of every head of a layer.
 
@@ -147,12 +199,20 @@ def pool_heads(
         mu_min: least mass on the region of an eligible head, > 0.
         tau: temperature.
         zeta: floor.
-        kind: see :func:`head_weights`.
+        kind: see :func:`head_weights`; or the weights of a profile, which hold for the layers it names.
+        layer: the layer's index, for a profile.
     """
     mass, entropy = renyi_entropy(np.asarray(mean_rows[:, region], dtype=np.float64))
     eligible = mass >= mu_min
+    if isinstance(kind, HeadProfile):
+        v = None if layer is None else kind.at(layer)
+        if v is not None:
+            weights, empty = profile_weights(v, eligible, groups=groups, zeta=zeta)
+            return Pooling(mass, entropy, eligible, weights, empty, "profile", np.array(v) > 0)
+        kind = "renyi"
     weights, fallback = head_weights(entropy, eligible, groups=groups, zeta=zeta, tau=tau, kind=kind)
-    return Pooling(mass, entropy, eligible, weights, fallback)
+    weighting: Weighting = "callable" if callable(kind) else "uniform" if kind == "uniform" else "renyi"
+    return Pooling(mass, entropy, eligible, weights, fallback, weighting)
 
 
 def pooled_tokens(mean_rows: Floats | NDArray[np.float32], weights: Floats, groups: int) -> Floats:

@@ -133,22 +133,26 @@ class Proposer:
             tau=config.tau,
             zeta=config.zeta,
             kind=config.head_weights,
+            layer=layer,
         )
         mass = document_mass(rows.chunks)
         seen: dict[str, Any] = {
             "layer": layer,
             "doc_mass": significant([mass])[0],
-            "eligible_heads": int(pooling.eligible.sum()),
+            "eligible_heads": pooling.deciding_heads,
             "fallback_groups": pooling.fallback_groups,
             "head_weights": significant(pooling.weights),
+            "weighting": pooling.weighting,
         }
         if mass < config.mass_min:
             message = f"Mean mass on the documents is {mass:.4f}, below mass_min = {config.mass_min:g}."
             return Proposal(LayerTrial(**seen, verdict=Reason(code="no_document_mass", message=message)), masses)
         if pooling.all_fall_back:
+            which = "No head" if pooling.picked is None else "No head that the profile picks"
+            most = (pooling.region_mass if pooling.picked is None else pooling.region_mass[pooling.picked]).max()
             message = (
-                f"No head places mu_min = {config.mu_min:g} of its attention on the region {config.entropy_over!r}; "
-                f"the most is {pooling.region_mass.max():.4f}."
+                f"{which} places mu_min = {config.mu_min:g} of its attention on the region {config.entropy_over!r}; "
+                f"the most is {most:.4f}."
             )
             return Proposal(LayerTrial(**seen, verdict=Reason(code="no_eligible_heads", message=message)), masses)
         pooled = pooled_chunks(masses, pooling.weights, groups)

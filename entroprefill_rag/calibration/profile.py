@@ -1,0 +1,221 @@
+"""A model's profile: what it holds, how it is read and written, and how it enters a configuration.
+
+Heads of a layer are weighed ``w = (1 - zeta) v + zeta / H_Q`` over the whole layer (correction 6); a profile is found
+by the fingerprint of configuration and tokenizer, which says nothing of the weights (decision 10).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from entroprefill_rag.config import HeadProfile, PruningConfig
+from entroprefill_rag.errors import ProfileError
+
+PROFILE_VERSION = "1"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(_Entry):
+    """A mean over training questions and its 95% interval (bootstrap over questions)."""
+
+    mean: float
+    low: float
+    high: float
+    n: int = Field(description="Questions.")
+
+
+class CapCurve(_Entry):
+    """What one row cap allowed at one layer, in the profile's order, with a target of half the chunk tokens."""
+
+    cap: float
+    saved: float = Field(description="Mean share of chunk tokens removed.")
+    gold_kept: float = Field(description="Mean share of gold chunks that stayed.")
+
+
+class LayerEvidence(_Entry):
+    """What was measured at one layer."""
+
+    layer: int
+    doc_mass: float = Field(description="Mean mass of the proposal rows on chunk tokens, over heads and questions.")
+    doc_mass_low: float = Field(description="Its 5% quantile over questions.")
+    uniform: Estimate = Field(description="Recall of gold at a quarter of the chunks, all heads weighed alike.")
+    renyi: Estimate = Field(description="The same with Renyi weights.")
+    profile: Estimate = Field(description="The same with picked heads, chosen on other questions (cross-validated).")
+    uniform_auc: float = Field(description="Chance that a gold chunk scores above another, all heads alike.")
+    profile_auc: float = Field(description="The same, picked heads, cross-validated.")
+    head_auc: tuple[float, ...] = Field(description="The same for every head by itself; not cross-validated.")
+    head_mass: tuple[float, ...] = Field(description="Mean mass on chunk tokens of every head.")
+    heads: int = Field(description="How many heads cross-validation picks; H_Q where picking does not help.")
+    v: tuple[float, ...] = Field(description="Weights v of the heads; they sum to 1.")
+    caps: tuple[CapCurve, ...]
+
+
+class Training(_Entry):
+    """Where the evidence comes from."""
+
+    source: str = Field(description="'packaged', or what the documents were.")
+    questions: int
+    seed: int
+    forms: dict[str, int] = Field(description="Questions of each form.")
+    folds: int
+    tokens: tuple[int, int] = Field(description="Shortest and longest prompt.")
+    chance: float = Field(description="Recall of a random choice of a quarter of the chunks.")
+
+
+class ModelProfile(_Entry):
+    """The layers and heads of a model that find evidence, with the evidence for that."""
+
+    version: Literal["1"] = "1"
+    model: str
+    fingerprints: tuple[str, ...] = Field(
+        min_length=1,
+        description="Of configuration and tokenizer; one for each way transformers writes a configuration.",
+    )
+    dtype: str
+    query_heads: int
+    kv_heads: int
+    depth: int = Field(description="Layers of the model.")
+    layers: tuple[int, ...] = Field(min_length=1, description="Monitored layers, ascending.")
+    weights: tuple[tuple[int, tuple[float, ...]], ...] = Field(description="Per layer, v of every query head.")
+    mass_min: float = Field(ge=0.0, lt=1.0)
+    mu_min: float = Field(gt=0.0, lt=1.0)
+    caps: dict[str, float] = Field(
+        description="Suggested `eps_row` and `eps_audit` for a wanted share of chunk tokens removed; applied by nobody "
+        "but the caller: a cap says what may be lost."
+    )
+    training: Training
+    evidence: tuple[LayerEvidence, ...]
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_itself(self) -> ModelProfile:
+        HeadProfile(name="check", weights=self.weights)
+        for layer, v in self.weights:
+            if len(v) != self.query_heads:
+                raise ValueError(f"layer {layer} has {len(v)} weights, and the model {self.query_heads} query heads")
+        if list(self.layers) != sorted(set(self.layers)) or not 1 <= self.layers[0] <= self.layers[-1] < self.depth - 1:
+            raise ValueError(f"monitored layers must ascend between 1 and {self.depth - 2}, got {self.layers}")
+        return self
+
+    def check_shape(self, depth: int, query_heads: int, kv_heads: int) -> None:
+        """Refuse a model of another shape.
+
+        Raises:
+            ProfileError: layers or heads differ.
+        """
+        mine, seen = (self.depth, self.query_heads, self.kv_heads), (depth, query_heads, kv_heads)
+        if mine != seen:
+            raise ProfileError(
+                f"the profile of {self.model} is for {mine} layers, query heads and groups, and this model has {seen}; "
+                "make one of its own with `entroprefill calibrate`"
+            )
+
+    @property
+    def name(self) -> str:
+        """Model and digest of what decides: what a record names the profile by."""
+        said = self.model_dump(mode="json", include={"layers", "weights", "mass_min", "mu_min"})
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        return f"{self.model}@{digest}"
+
+    def head_profile(self, layers: tuple[int, ...]) -> HeadProfile:
+        """The weights at these layers, as `PruningConfig.head_weights` takes them."""
+        return HeadProfile(name=self.name, weights=tuple(one for one in self.weights if one[0] in layers))
+
+    def to_json(self) -> str:
+        """As JSON, with a line for every entry."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: str | Path) -> ModelProfile:
+        """A profile from a file that ``entroprefill calibrate`` wrote.
+
+        Raises:
+            ProfileError: the file cannot be read, is no profile, or comes from another version.
+        """
+        try:
+            return cls._parse(Path(path).read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(
+                f"profile {str(path)!r} cannot be read: {error}; give a file that calibrate wrote"
+            ) from error
+
+    @classmethod
+    def _parse(cls, text: str, name: str) -> ModelProfile:
+        try:
+            data: Any = json.loads(text)
+            seen = data.get("version") if isinstance(data, dict) else None
+            if seen is not None and seen != PROFILE_VERSION:
+                raise ProfileError(
+                    f"profile {name!r} is of version {seen!r}, and this is for version {PROFILE_VERSION!r}; make it "
+                    "anew with `entroprefill calibrate`"
+                )
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the whole"
+            raise ProfileError(
+                f"{name!r} is no profile: {place}: {first['msg']}; profiles come from `entroprefill calibrate`"
+            ) from error
+        except json.JSONDecodeError as error:
+            raise ProfileError(
+                f"{name!r} is no profile: not JSON ({error}); make one with `entroprefill calibrate`"
+            ) from error
+
+
+@lru_cache(maxsize=1)
+def shipped() -> tuple[ModelProfile, ...]:
+    """The profiles that come with the package."""
+    folder = files("entroprefill_rag") / "profiles"
+    if not folder.is_dir():
+        return ()
+    found = sorted((one for one in folder.iterdir() if one.name.endswith(".json")), key=lambda one: one.name)
+    return tuple(ModelProfile._parse(one.read_text(encoding="utf-8"), one.name) for one in found)
+
+
+def find(fingerprint: str) -> ModelProfile | None:
+    """The shipped profile of a model with this fingerprint; None where there is none."""
+    return next((one for one in shipped() if fingerprint in one.fingerprints), None)
+
+
+def settle(config: PruningConfig, profile: ModelProfile | None, monitorable: tuple[int, ...]) -> PruningConfig:
+    """A configuration in which nothing is left to a profile: as a run uses it and its record holds it.
+
+    Where the profile weighs the heads, it also gives the monitored layers, if they are 'auto', and `mu_min` and
+    `mass_min` where the caller left them at their defaults. It never touches a cap or the audit.
+
+    Args:
+        config: as the caller gave it.
+        profile: the model's; None without one.
+        monitorable: layers of this model and prompt that may be monitored.
+
+    Raises:
+        ProfileError: ``head_weights="profile"`` without a profile.
+    """
+    if config.head_weights not in ("auto", "profile"):
+        return config
+    if profile is None:
+        if config.head_weights == "profile":
+            raise ProfileError(
+                "head_weights='profile' needs a profile of this model, and none has its fingerprint; make one with "
+                "`entroprefill calibrate --model NAME --out FILE` and pass it as LocalBackend(profile=FILE), or use "
+                "'auto'"
+            )
+        return config.model_copy(update={"head_weights": "renyi"})
+    layers = config.layers
+    if layers == "auto":
+        layers = tuple(layer for layer in profile.layers if layer in monitorable)
+        if not layers:  # all of them see too little of this prompt
+            return config.model_copy(update={"head_weights": "renyi"})
+    update: dict[str, Any] = {"head_weights": profile.head_profile(layers), "layers": layers}
+    update |= {name: getattr(profile, name) for name in ("mass_min", "mu_min") if name not in config.model_fields_set}
+    return config.model_copy(update=update)
