@@ -183,16 +183,26 @@ class AuditSetup(_Entry):
 
 
 class DecodeMonitor(_Entry):
-    """What generated tokens' rows placed on the removed chunks, at the accepted layer: a measurement, no guarantee."""
+    """What generated tokens' rows placed on the removed chunks, at the accepted layer: a measurement, no guarantee.
+
+    Of a pruned answer that was given up (`restarted_full`), not of the full one that took its place.
+    """
 
     layer: int
     threshold: float = Field(description="Mass above which a token counts as drifted.")
     on_drift: Literal["record", "stop", "restart_full"]
     tokens: int = Field(description="Generated tokens whose rows were read; the last one generated has none.")
-    max_per_token: tuple[float, ...] = Field(default=(), description="Largest over heads, per token read.")
+    max_per_token: tuple[float, ...] = Field(
+        default=(),
+        description="Largest over heads, per token read; four significant digits, more at the threshold. 1 where the "
+        "row is no number.",
+    )
     mean: float = Field(default=0.0, description="Over tokens and heads.")
     first_above: int | None = Field(default=None, description="Index of the first token above the threshold.")
-    action: Literal["none", "stopped", "restarted_full"] = "none"
+    action: Literal["none", "stopped", "restarted_full"] = Field(
+        default="none",
+        description="What was done at that token. 'stopped': the token chosen from its row is the answer's last.",
+    )
 
 
 class Claims(_Entry):
@@ -298,7 +308,10 @@ class Usage(_Entry):
 
     prompt_tokens: int
     kept_tokens: int = Field(description="Prompt tokens above the accepted layer; all of them where none was.")
-    generated_tokens: int
+    generated_tokens: int = Field(description="Of the answer.")
+    given_up_tokens: int = Field(
+        default=0, description="Generated besides, by a pruned run whose answer was given up (`on_drift`)."
+    )
 
 
 class Timings(_Entry):
@@ -310,11 +323,16 @@ class Timings(_Entry):
     deep: float = Field(default=0.0, description="Prefill after the decision.")
     decode: float = 0.0
     wait: float = Field(default=0.0, description="Waiting for another request's prefill.")
+    given_up: float = Field(
+        default=0.0,
+        description="A pruned run whose answer was given up (`on_drift`), from its prefill to its last token: "
+        "`shallow`, `rule`, `deep` and `decode` are then those of the full run.",
+    )
 
     @property
     def first_token(self) -> float:
-        """Seconds from the call to the first token."""
-        return self.layout + self.wait + self.shallow + self.rule + self.deep
+        """Seconds from the call to the first token of the answer."""
+        return self.layout + self.wait + self.given_up + self.shallow + self.rule + self.deep
 
 
 class PruneResult(_Entry):
@@ -339,7 +357,7 @@ class GenerationResult(_Entry):
     retained_ids: tuple[str, ...]
     dropped_ids: tuple[str, ...]
     protected_ids: tuple[str, ...]
-    finish_reason: Literal["stop", "length", "cancelled"]
+    finish_reason: Literal["stop", "length", "cancelled", "drift"]
     usage: Usage
     timings: Timings
     audit: AuditRecord

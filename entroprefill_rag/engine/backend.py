@@ -20,15 +20,23 @@ from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.engine import families
 from entroprefill_rag.engine import generation as gen
 from entroprefill_rag.engine.attempt import Attempt, begin_attempt
+from entroprefill_rag.engine.decoding import DecodeWatch, StopOnDrift
 from entroprefill_rag.engine.families import Anatomy
 from entroprefill_rag.engine.install import Installation
 from entroprefill_rag.engine.job import Job
 from entroprefill_rag.engine.layout import PromptStyle, SegmentTokenizer, build_layout
-from entroprefill_rag.engine.pending import PendingAnswer, StreamItem
+from entroprefill_rag.engine.pending import PendingAnswer
 from entroprefill_rag.engine.probes import probes_for
 from entroprefill_rag.engine.recording import OFF
 from entroprefill_rag.engine.run import ForwardFinished, LayerMonitor, PrefillRun, ProbeBranch
-from entroprefill_rag.engine.streaming import StopWhenSet, TextEmitter, TextPiece
+from entroprefill_rag.engine.streaming import (
+    HeldStreamer,
+    Restarted,
+    StopWhenSet,
+    StreamItem,
+    TextEmitter,
+    TextPiece,
+)
 from entroprefill_rag.engine.workers import Workers, aiterate, iterate
 from entroprefill_rag.errors import BackendClosedError, ConfigError
 from entroprefill_rag.ledger import ReuseLedger
@@ -37,7 +45,7 @@ from entroprefill_rag.record import GenerationResult, ModelInfo, PruneResult, Re
 from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.masses import chunk_membership
 
-__all__ = ["LocalBackend", "PendingAnswer", "PromptStyle", "StreamItem", "TextPiece"]
+__all__ = ["LocalBackend", "PendingAnswer", "PromptStyle", "Restarted", "StreamItem", "TextPiece"]
 
 
 class LocalBackend:
@@ -221,6 +229,10 @@ class LocalBackend:
     def generate(self, request: RagRequest, config: PruningConfig | None = None, **generation: Any) -> GenerationResult:
         """Answer ``request``: prefill, prune at the first layer that passes, decode.
 
+        With ``on_drift="restart_full"`` a pruned answer that drifts is given up and the request answered again from a
+        full prefill: sampling goes on from where the random state then is, stopping criteria apply to each run,
+        ``max_time`` to both together, and a ``streamer`` gets the answer that stands, later.
+
         Args:
             request: chunks, instruction, query, history.
             config: limits and audit; the defaults where None.
@@ -271,6 +283,10 @@ class LocalBackend:
         self, request: RagRequest, config: PruningConfig | None = None, **generation: Any
     ) -> Iterator[StreamItem]:
         """Answer ``request`` piece by piece: a PruneResult first, then TextPieces, then the GenerationResult.
+
+        With ``on_drift="restart_full"`` a :class:`Restarted` may come after some text: drop what came before it. A new
+        PruneResult follows, and text from the start. :class:`entroprefill_rag.engine.streaming.HoldBack` makes a
+        stream for who cannot drop anything.
 
         Bad input raises here, before iteration. Leaving the loop early (or closing the iterator) ends the generation
         and frees its cache.
@@ -368,7 +384,13 @@ class LocalBackend:
         else:
             membership = chunk_membership(layout.chunk_spans, layout.n_tokens, first=layout.sink_tokens)
         run = PrefillRun(
-            self.anatomy, layout.n_tokens, monitor, membership, probes=probes, stop_when_known=stop_when_known
+            self.anatomy,
+            layout.n_tokens,
+            monitor,
+            membership,
+            probes=probes,
+            decode=None if monitor is None or stop_when_known else DecodeWatch.of(config, len(monitor.proposal_rows)),
+            stop_when_known=stop_when_known,
         )
         return Job(
             request=request,
@@ -432,42 +454,78 @@ class LocalBackend:
             self.anatomy.decoder(input_ids=ids, attention_mask=mask, use_cache=False)
 
     def _answer(self, job: Job, emit: Callable[[StreamItem], None] | None = None) -> GenerationResult:
-        """Run one job to its end in this thread."""
+        """Run one job to its end in this thread: once, or twice where a pruned answer drifts and is given up."""
+        first, streamer = job.run, job.generation.get("streamer")
+        held: HeldStreamer | None = None
+        if streamer is not None and first.decode is not None and job.config.on_drift == "restart_full":
+            held = HeldStreamer(streamer, lambda: first.stamps.prefilled is not None and first.layer is None)
+        generated = self._decode(job, emit, held or streamer)
+        if first.decode is not None:
+            # The last token generated is never fed back: it has no row.
+            job.decode = first.decode.result(max(0, len(generated) - 1))
+        if job.decode is not None and job.decode.action == "restarted_full":
+            first.check_cancelled()
+            reason = job.restart(job.decode, len(generated))
+            if emit is not None:
+                emit(Restarted(reason))
+            generated = self._decode(job, emit, streamer)
+        elif held is not None:
+            held.release()
+        job.ended = time.perf_counter()
+        return self._result(job, generated)
+
+    def _decode(self, job: Job, emit: Callable[[StreamItem], None] | None, streamer: Any) -> list[int]:
+        """One prefill and the tokens generated from it."""
         arguments = dict(job.generation)
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        effective = gen.effective(self.model, arguments)
+        if streamer is not None:
+            arguments["streamer"] = streamer
         if emit is not None:
             arguments["streamer"] = TextEmitter(
-                decode,
+                self._text,
                 emit=lambda text: emit(TextPiece(text)),
                 on_first=lambda: emit(job.outcome(self.model_info)),
-                also=arguments.get("streamer"),
+                also=streamer,
             )
+        if effective.max_time is not None and job.given_up_seconds:
+            arguments["max_time"] = max(0.0, effective.max_time - job.given_up_seconds)
         criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
         criteria.append(StopWhenSet(job.run.cancelled))
+        if job.run.decode is not None and job.config.on_drift != "record":
+            criteria.append(StopOnDrift(job.run.decode))
         if arguments.get("stop_strings") is not None:
             arguments.setdefault("tokenizer", self.tokenizer)
         with job.turn(self._prefill_turn), self._installation.activate(job.run):
             ids, mask = self._inputs(job.layout)
             output = self.model.generate(ids, attention_mask=mask, stopping_criteria=criteria, **arguments)
-        job.ended = time.perf_counter()
         sequences = output if isinstance(output, Tensor) else output.sequences
         generated: list[int] = sequences[0, job.layout.n_tokens :].tolist()
-        answer = decode(generated)
+        return generated
+
+    def _result(self, job: Job, generated: list[int]) -> GenerationResult:
+        """What a finished job gives back."""
+        answer = self._text(generated)
         trials = job.monitor.finish() if job.monitor is not None else None
         record = job.record(self.model_info, trials=trials, answer=answer)
         effective = gen.effective(self.model, job.generation)
         most = gen.new_tokens(effective, job.generation, job.layout.n_tokens)
+        stopped = job.decode is not None and job.decode.action == "stopped"
         return GenerationResult(
             answer=answer,
             retained_ids=record.retained_ids,
             dropped_ids=record.dropped_ids,
             protected_ids=record.protected_ids,
-            finish_reason=gen.finish_reason(generated, effective, most, job.run.cancelled.is_set()),
+            finish_reason=gen.finish_reason(generated, effective, most, job.run.cancelled.is_set(), stopped),
             usage=Usage(
                 prompt_tokens=job.layout.n_tokens,
                 kept_tokens=job.layout.n_tokens - record.tokens_removed,
                 generated_tokens=len(generated),
+                given_up_tokens=job.given_up_tokens,
             ),
             timings=job.timings(),
             audit=record,
         )
+
+    def _text(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
