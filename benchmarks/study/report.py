@@ -370,6 +370,7 @@ def _answers(rows: Sequence[Row], caps: Sequence[float]) -> list[str]:
     refused = [
         run["reason"] for row in rows for run in row["answers"] if run["cap"] == 0.2 and run["outcome"] != "pruned"
     ]
+    verdicts = [one["verdict"] for one in trials(rows, lambda one: one["cap"] == 0.2)]
     from measure import NEW_TOKENS
 
     return [
@@ -383,8 +384,8 @@ def _answers(rows: Sequence[Row], caps: Sequence[float]) -> list[str]:
         f"Next token, full against pruned, over the {len(known)} removals of (a): the same in "
         f"{share(agree, len(known))}; KL divergence {middle([found['next']['divergence'] for found in known])} nats.",
         "",
-        f"Why requests were not pruned at the default cap: {_counted(refused)}. Verdicts of the layers there, asked one "
-        f"by one, before any audit: {_counted(one['verdict'] for one in trials(rows, lambda one: one['cap'] == 0.2))}.",
+        f"Why requests were not pruned at the default cap: {_counted(refused)}. Verdicts of the layers there, asked "
+        f"one by one, before any audit: {_counted(verdicts)}.",
         "",
     ]
 
