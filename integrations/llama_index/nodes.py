@@ -56,6 +56,12 @@ class RetainedNode(NodeWithScore):
         """Position of the node in the list that was pruned."""
         return self._position
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # LlamaIndex makes an unpickled component anew from its fields, which would lose the record.
+        super().__setstate__(state)
+        kept = state.get("__pydantic_private__") or {}
+        self._trace, self._position = kept.get("_trace"), kept.get("_position", -1)
+
 
 def retained_nodes(
     nodes: list[NodeWithScore],

@@ -193,7 +193,13 @@ def test_f29_weights_of_a_loaded_llm_are_used_again(index):
     from tiny import model, tokenizer
 
     weights = model()
-    llm = huggingface.HuggingFaceLLM(model=weights, tokenizer=tokenizer(), context_window=2048, max_new_tokens=4)
+    llm = huggingface.HuggingFaceLLM(
+        model=weights,
+        tokenizer=tokenizer(),
+        tokenizer_outputs_to_remove=["token_type_ids"],
+        context_window=2048,
+        max_new_tokens=4,
+    )
     backend = backend_from_llm(llm)
     try:
         assert backend.model is weights

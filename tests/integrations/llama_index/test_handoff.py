@@ -1,6 +1,7 @@
 """One prefill from postprocessor to synthesizer: taken once, only for what was asked, and never kept for long."""
 
 import gc
+import pickle
 import threading
 import weakref
 
@@ -140,6 +141,21 @@ def test_f11_a_kept_response_holds_no_tensor(pair, nodes):
         if type(one).__module__.split(".")[0] in ("entroprefill_rag", "llama_index", "builtins") and not callable(one):
             stack += gc.get_referents(one)
     assert len(seen) > 100
+
+
+def test_f13_a_pickled_node_or_response_keeps_its_record_and_leaves_the_prefill(pair, nodes):
+    pp, synthesizer = pair
+    kept = pp.postprocess_nodes(nodes, query_str=QUERY)
+    copied = pickle.loads(pickle.dumps(kept))
+    assert get_audit(copied) == get_audit(kept)
+    assert [node.position for node in copied] == [node.position for node in kept]
+    assert copied[0].handle is None
+    assert kept[0].handle is not None
+    response = synthesizer.synthesize(QUERY, kept)
+    again = pickle.loads(pickle.dumps(response))
+    assert again.audit == response.audit
+    assert get_audit(again.source_nodes[0]) is again.audit
+    assert again.metadata == response.metadata
 
 
 def test_f17_without_its_synthesizer_it_filters(backend, nodes):
