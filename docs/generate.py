@@ -1,4 +1,4 @@
-"""Writes the pages that come from the code: docs/configuration.md and docs/record.schema.json.
+"""Writes the pages that come from the code: configuration.md, observers.md and record.schema.json in docs/.
 
 Run ``python docs/generate.py``; a test holds the committed pages equal to what this makes.
 """
@@ -22,6 +22,7 @@ from entroprefill_rag.config import (
     WeightedRows,
 )
 from entroprefill_rag.record import AuditRecord
+from entroprefill_rag.rule.draws import DELTA, EPS_AUDITS, ETA_HATS, STATEMENTS, observers_table
 
 HERE = Path(__file__).parent
 SHOWN: tuple[type[BaseModel], ...] = (
@@ -89,9 +90,63 @@ def record_schema() -> str:
     return json.dumps(AuditRecord.model_json_schema(), indent=1) + "\n"
 
 
+OBSERVERS = f"""# How many observers an audit takes
+
+Written by `python docs/generate.py`; `entroprefill observers` prints the same. Each number is the smallest `m_a` at
+which a head with the mean loss `eta_hat` passes, at `delta = {DELTA}` shared by `J * H_Q` statements (monitored layers
+times query heads), one sampled distribution. All bounds are valid; a smaller number is less to read.
+
+The number depends on the losses, not only on their mean. **constant**: every observer loses `eta_hat`. **0/1**: an
+observer loses all of its attention or nothing. Other losses of that mean, in no particular order, lie between the two;
+Hoeffding's bound and KL know the mean only. A dash: the mean is at or above the limit, and nothing passes.
+
+**Why betting is the default.** Where nothing is lost, betting needs what KL needs, to a few draws, and far less than
+Hoeffding. Where something is lost, by all observers about alike, it needs the fewest of all: at `eta_hat = 0.1`,
+`eps_audit = 0.2` and 72 statements, [betting] against [kl] (KL), [empirical_bernstein] (empirical Bernstein) and
+[hoeffding] (Hoeffding). Where an observer loses all or nothing, KL needs fewer. What one row of attention places on the
+removed chunks is a sum over many keys, nearer to the first case than to the second; whoever expects the second sets
+`bound="kl"` beforehand. And a bet may be watched: only it allows `sequential=True`.
+"""
+
+
+def observers() -> str:
+    """The table of observers needed, in Markdown."""
+    cells = {(one.bound, one.losses, one.eta_hat, one.eps_audit, one.statements): one.m for one in observers_table()}
+    bounds = (("Hoeffding", "hoeffding"), ("KL", "kl"), ("Bernstein", "empirical_bernstein"), ("betting", "betting"))
+    text = OBSERVERS
+    for _, bound in bounds:
+        text = text.replace(f"[{bound}]", str(cells[bound, "constant", 0.1, 0.2, 72]))
+    lines = [text]
+    for eta in ETA_HATS:
+        spread = [
+            (f"{name}, {label}" if kind and eta else name, bound, losses)
+            for name, bound in bounds
+            for label, losses in (("constant", "constant"), ("0/1", "zero_one"))
+            for kind in [bound in ("empirical_bernstein", "betting")]
+            if losses == "constant" or (kind and eta)
+        ]
+        lines += [
+            f"## eta_hat = {eta:g}",
+            "",
+            "| eps_audit | J * H_Q | " + " | ".join(name for name, *_ in spread) + " |",
+        ]
+        lines.append("|---|---|" + "---:|" * len(spread))
+        for eps in EPS_AUDITS:
+            for count in STATEMENTS:
+                values = (cells[bound, losses, eta, eps, count] for _, bound, losses in spread)
+                shown = " | ".join("–" if value is None else str(value) for value in values)
+                lines.append(f"| {eps:g} | {count} | {shown} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
-    return {HERE / "configuration.md": configuration(), HERE / "record.schema.json": record_schema()}
+    return {
+        HERE / "configuration.md": configuration(),
+        HERE / "observers.md": observers(),
+        HERE / "record.schema.json": record_schema(),
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: ``entroprefill ask``, ``show``, ``models``, ``cache``.
+"""The command line: ``entroprefill ask``, ``show``, ``verify``, ``plan``, ``models``, ``cache`` and others.
 
 Importing it loads typer only; torch and the rest come with the command that needs them.
 """
@@ -16,7 +16,10 @@ except ModuleNotFoundError:  # the library works without its command line
 from entroprefill_rag.cli.ask import EXAMPLES, ask
 from entroprefill_rag.cli.diagnose import diagnose
 from entroprefill_rag.cli.keep import cache_clear, cache_info, models_install, models_list
+from entroprefill_rag.cli.observers import observers
+from entroprefill_rag.cli.plan import plan
 from entroprefill_rag.cli.show import show
+from entroprefill_rag.cli.verify import sign, verify
 
 __all__ = ["app", "main"]
 
@@ -41,6 +44,10 @@ cache_app = typer.Typer(help="What is kept between calls, and removing it.", no_
 
 app.command(epilog=EXAMPLES)(ask)
 app.command()(show)
+app.command()(verify)
+app.command()(sign)
+app.command()(plan)
+app.command()(observers)
 app.command()(diagnose)
 models_app.command("list")(models_list)
 models_app.command("install")(models_install)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from entroprefill_rag.cli.console import note
 from entroprefill_rag.config import PruningConfig
-from entroprefill_rag.errors import ConfigError, RequestError
+from entroprefill_rag.errors import ConfigError, RecordError, RequestError
 from entroprefill_rag.request import RagRequest
 
 if TYPE_CHECKING:
     from entroprefill_rag.ledger import ReuseLedger
+    from entroprefill_rag.record import AuditRecord
     from entroprefill_rag.retrieval import FolderIndex
 
 _LISTED = 5
@@ -73,6 +74,28 @@ def open_ledger(path: Path | None) -> ReuseLedger | None:
     from entroprefill_rag.ledger import ReuseLedger
 
     return None if path is None else ReuseLedger.open(path)
+
+
+def load_record(path: Path) -> AuditRecord:
+    """A record from a file that ``--record`` wrote.
+
+    Raises:
+        RecordError: the file is no record; says so where it is a request.
+    """
+    from entroprefill_rag.record import AuditRecord
+
+    text = path.read_bytes()
+    try:
+        return AuditRecord.from_json(text)
+    except RecordError as error:
+        try:
+            RagRequest.model_validate_json(text)
+        except ValueError:
+            raise error from None
+        raise RecordError(
+            f"{str(path)!r} is a request, not a record: it holds a question and its chunks. Records come from "
+            "`entroprefill ask --record FILE`; a request goes with one as --request"
+        ) from None
 
 
 def load_request(path: Path) -> RagRequest:

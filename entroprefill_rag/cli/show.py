@@ -20,10 +20,9 @@ def show(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show where an error comes from.")] = False,
 ) -> None:
     """Show a record: sources, audit, every layer that was tried, and what is claimed."""
-    from entroprefill_rag.cli.inputs import load_request
-    from entroprefill_rag.record import AuditRecord
+    from entroprefill_rag.cli.inputs import load_record, load_request
     from entroprefill_rag.report.terminal import record_report
 
-    loaded = AuditRecord.load(record)
+    loaded = load_record(record)
     chunks = load_request(request).chunks if request is not None else ()
     console().print(record_report(loaded, chunks))

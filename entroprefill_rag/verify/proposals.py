@@ -1,0 +1,317 @@
+"""Checks of one layer's proposal: weights, masses, scores, the set, caps, envelope, dual bound (sections 3 to 5)."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from entroprefill_rag.config import HeadProfile
+from entroprefill_rag.record import LayerTrial
+from entroprefill_rag.rule.dual import dual_value
+from entroprefill_rag.rule.pooling import profile_weights
+from entroprefill_rag.rule.scoring import relative_masses
+from entroprefill_rag.rule.stability import envelope, envelope_per_head
+from entroprefill_rag.verify.facts import Facts
+from entroprefill_rag.verify.findings import ABSOLUTE, RELATIVE, Findings
+
+Floats = NDArray[np.float64]
+
+NOT_PROPOSED = {
+    "pooled_mass": (),
+    "scores": (),
+    "removed": (),
+    "stopped": None,
+    "solver": None,
+    "tokens_saved": 0,
+    "saved_share": 0.0,
+    "max_discarded": None,
+    "max_discarded_per_head": (),
+    "max_discarded_per_row": (),
+    "cap_slack": None,
+    "pooled_discarded": None,
+    "envelope": None,
+    "envelope_per_head": (),
+    "dual": None,
+}
+"""What a trial holds that ended before a set was looked for."""
+
+_EXACT = r"exact( \([a-z ,;]+\))?|greedy \(exact(:| no better;) [a-z ;]+\)"
+
+_VANISHING = 20.0
+"""A head's share of its group vanishes in nine digits once its entropy, over tau, is this much above the least."""
+
+
+def check_heads(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> None:
+    """Weights: floored and normalised; heads and groups counted from them."""
+    model, zeta = facts.record.model, facts.config.zeta
+    heads, groups = model.query_heads, model.kv_heads
+    weights = np.array(trial.head_weights)
+    if not found.expect(f"{path}.head_weights", len(weights), heads, "one weight per query head"):
+        return
+    profile = _profile(trial, facts)
+    weighed = trial.verdict.code != "not_finite" or bool(trial.pooled_mass)
+    named = facts.config.head_weights
+    weighting = "callable" if facts.plugged_in else "uniform" if named == "uniform" else "renyi"
+    follows = None if not weighed else "profile" if profile is not None else weighting
+    found.expect(f"{path}.weighting", trial.weighting, follows, "as configured")
+    floor = zeta * groups / heads
+    most = 1.0 if profile is None else float(groups)
+    found.between(f"{path}.head_weights", weights.tolist(), [floor] * heads, [most] * heads, "w >= zeta / r")
+    if profile is not None:
+        _check_profile(trial, profile, facts, path, found)
+        return
+    sums = weights.reshape(groups, -1).sum(axis=1).tolist()
+    if found.expect(f"{path}.head_weights", sums, [1.0] * groups, "weights sum to 1 within a group"):
+        _check_counts(trial, weights.reshape(groups, -1), facts, path, found)
+
+
+def _profile(trial: LayerTrial, facts: Facts) -> Floats | None:
+    """``[H_Q]`` what a profile weighs the heads of this layer by; None where none does."""
+    named = facts.config.head_weights
+    v = named.at(trial.layer) if isinstance(named, HeadProfile) and trial.verdict.code != "not_finite" else None
+    return None if v is None else np.array(v)
+
+
+def _check_profile(trial: LayerTrial, v: Floats, facts: Facts, path: str, found: Findings) -> None:
+    groups, zeta = facts.record.model.kv_heads, facts.config.zeta
+    weights = np.array(trial.head_weights)
+    above = weights > zeta * groups / len(weights) * (1 + 2 * RELATIVE) + ABSOLUTE
+    deciding = above & (v > 0) if trial.eligible_heads else np.zeros(len(v), dtype=np.bool_)
+    follows, _ = profile_weights(v, deciding, groups=groups, zeta=zeta)
+    rule = "G ((1 - zeta) v + zeta / H_Q), v of the profile's eligible heads"
+    found.expect(f"{path}.head_weights", weights.tolist(), follows.tolist(), rule)
+    if zeta < 1.0:
+        found.expect(f"{path}.eligible_heads", trial.eligible_heads, int(deciding.sum()), "heads above the floor")
+    most = int((~deciding.reshape(groups, -1).any(axis=1)).sum())
+    found.require(
+        0 <= trial.fallback_groups <= most, f"{path}.fallback_groups", trial.fallback_groups, f"at most {most}", rule
+    )
+
+
+def _check_counts(trial: LayerTrial, grouped: Floats, facts: Facts, path: str, found: Findings) -> None:
+    """How many heads are eligible, and how many groups have none, as far as weights show it."""
+    zeta, r = facts.config.zeta, grouped.shape[1]
+    even = np.asarray((np.abs(grouped - 1.0 / r) <= ABSOLUTE + RELATIVE).all(axis=1)) | (zeta == 1.0)
+    plain = int(even.sum()) - trial.fallback_groups
+    found.require(
+        0 <= plain <= int(even.sum()),
+        f"{path}.fallback_groups",
+        trial.fallback_groups,
+        f"at most {int(even.sum())}",
+        "a group without eligible heads weighs them evenly",
+    )
+    uneven = grouped[~even]
+    certain = int((uneven > zeta / r * (1 + 2 * RELATIVE) + ABSOLUTE).sum())
+    # Entropies differ by at most ln n; an evenly weighted group has all its heads eligible or none, except at zeta = 1.
+    told_apart = zeta < 1.0 and math.log(facts.record.prompt.tokens) / facts.config.tau < _VANISHING
+    shown = told_apart and not facts.plugged_in
+    low = plain * (r if shown else 1) + max(certain, len(uneven))
+    high = plain * r + (certain if shown else uneven.size)
+    found.require(
+        low <= trial.eligible_heads <= high,
+        f"{path}.eligible_heads",
+        trial.eligible_heads,
+        f"from {low} to {high}",
+        "an ineligible head has the least weight, a group without an eligible one weighs evenly",
+    )
+
+
+def check_set(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> bool:
+    """The removed set and its size; False where nothing can be computed from it."""
+    k, removed = len(facts.tokens), trial.removed
+    good = found.require(
+        list(removed) == sorted(set(removed)) and all(0 <= i < k and facts.removable[i] for i in removed),
+        f"{path}.removed",
+        removed,
+        "ascending positions of removable chunks",
+        "protected chunks stay",
+    )
+    good &= found.expect(f"{path}.pooled_mass", len(trial.pooled_mass), k, "one mass per chunk")
+    good &= found.expect(f"{path}.scores", len(trial.scores), k, "one score per chunk")
+    if not good:
+        return False
+    saved = int(facts.tokens[list(removed)].sum())
+    found.expect(f"{path}.tokens_saved", trial.tokens_saved, saved, "tokens of the removed chunks")
+    found.expect(f"{path}.saved_share", trial.saved_share, saved / max(facts.total, 1), "of all chunk tokens")
+    found.require(
+        len(removed) <= facts.k_max,
+        f"{path}.removed",
+        len(removed),
+        f"at most {facts.k_max}",
+        f"at least m0 = {facts.config.m0} chunks stay",
+    )
+    found.require(
+        saved <= facts.most, f"{path}.tokens_saved", saved, f"at most {facts.most}", "max_saving is not exceeded"
+    )
+    stopped = "target" if saved >= facts.target else "exhausted"
+    found.expect(f"{path}.stopped", trial.stopped, stopped, "removal stops at target_saving")
+    # Where no chunk may go at all, the exact solver leaves it to greedy.
+    exact = facts.config.solver == "exact" and facts.k_max > 0
+    pattern = _EXACT if exact else "greedy"
+    found.require(
+        re.fullmatch(pattern, str(trial.solver)) is not None, f"{path}.solver", trial.solver, pattern, "as configured"
+    )
+    return True
+
+
+def check_masses(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> None:
+    """Discarded mass against caps, envelope and pooled mass; scores against relative masses."""
+    model, rows, removed = facts.record.model, len(facts.rows), list(trial.removed)
+    heads, groups = model.query_heads, model.kv_heads
+    weights, lost = np.array(trial.head_weights), np.array(trial.max_discarded_per_head)
+    if len(weights) != heads or not found.expect(
+        f"{path}.max_discarded_per_head", len(lost), heads, "one number per query head"
+    ):
+        return
+    largest = trial.max_discarded
+    found.expect(f"{path}.max_discarded", largest, float(lost.max()), "the largest of max_discarded_per_head")
+    most = float(facts.caps.max())
+    rule = "no head loses more than its cap, nor more than its envelope"
+    found.between(
+        f"{path}.max_discarded_per_head",
+        lost.tolist(),
+        [0.0] * heads,
+        np.minimum(most, np.array(trial.envelope_per_head)).tolist(),
+        rule,
+    )
+    _caps(trial, facts, path, found)
+    pooled = np.array(trial.pooled_mass)
+    q = float(pooled[removed].sum())
+    found.expect(f"{path}.pooled_discarded", trial.pooled_discarded, q, "pooled mass of the removed chunks")
+    follows = envelope(q, rows=rows, query_heads=heads, zeta=facts.config.zeta)
+    found.expect(f"{path}.envelope", trial.envelope, follows, "min(1, H_Q * W_p * q / zeta)")
+    per_head = envelope_per_head(q, rows=rows, groups=groups, weights=weights)
+    found.expect(f"{path}.envelope_per_head", trial.envelope_per_head, per_head.tolist(), "min(1, G * W_p * q / w[h])")
+    most_pooled = float(weights @ lost) / groups
+    found.between(
+        f"{path}.pooled_discarded", [q], [most_pooled / rows], [most_pooled], "a mean over rows, of their maxima"
+    )
+    # doc_mass and the pooled masses are means of the same numbers, with other weights.
+    r = heads // groups
+    found.between(
+        f"{path}.doc_mass",
+        [trial.doc_mass],
+        [float(pooled.sum()) / (r * weights.max())],
+        [float(pooled.sum()) / (r * weights.min())],
+        "pooled masses are means of the same masses, weighted",
+    )
+    relative = np.log(relative_masses(pooled, facts.tokens, facts.config.alpha))
+    scores = np.array(trial.scores)
+    found.between(
+        f"{path}.scores",
+        scores.tolist(),
+        (relative - 1e-7).tolist(),
+        (relative + facts.config.lam + 1e-7).tolist(),
+        "S = ln(l) + lam * kappa, kappa in [0, 1]",
+    )
+
+
+def _caps(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> None:
+    """Every proposal row under its cap, and the smallest distance to one."""
+    slack, lost = trial.cap_slack, np.array(trial.max_discarded_per_row)
+    if not found.expect(f"{path}.max_discarded_per_row", len(lost), len(facts.rows), "one number per proposal row"):
+        return
+    rule = "no row loses more than its cap"
+    place = f"{path}.max_discarded_per_row"
+    found.between(place, lost.tolist(), [0.0] * len(lost), facts.caps.tolist(), rule)
+    found.expect(place, float(lost.max()), trial.max_discarded, "the largest of them is max_discarded")
+    left = float((facts.caps - lost).min())
+    if facts.config.rho is None or slack is None:
+        found.expect(f"{path}.cap_slack", slack, left, "the smallest cap less discarded mass")
+    else:
+        found.between(f"{path}.cap_slack", [slack], [0.0], [left], "a relative cap leaves no more than the absolute")
+
+
+def check_order(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> None:
+    """Greedy, replayed on row maxima: what stayed was not cheaper than the caps, and nothing was tried too late."""
+    if trial.solver != "greedy" or not trial.row_max:
+        return
+    rule = "chunks go by ascending score, until the target, as long as they fit"
+    maxima, caps = np.array(trial.row_max).T, facts.caps.max()
+    taken, saved = np.zeros(maxima.shape[1]), 0
+    count = 0
+    scores = np.array(trial.scores)
+    for i in np.lexsort((-np.arange(len(scores)), scores)).tolist():
+        over = saved >= facts.target or count >= facts.k_max
+        fits = bool(facts.removable[i]) and saved + int(facts.tokens[i]) <= facts.most
+        if i in trial.removed:
+            if not found.require(not over and fits, f"{path}.removed", i, "not removed", rule):
+                return
+            taken, saved, count = taken + maxima[i], saved + int(facts.tokens[i]), count + 1
+        elif not over and fits and facts.config.rho is None:
+            # Row maxima add up to at least what any row loses. Caps of single rows may be lower than the largest.
+            room = caps if facts.one_cap is not None else facts.caps.min()
+            certain = bool((taken + maxima[i] <= room - 1e-6).all())
+            if not found.require(not certain, f"{path}.removed", f"without {i}", f"with {i}", rule):
+                return
+
+
+def check_maxima(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> None:
+    """Row maxima per head and chunk, against every mean and sum of the same masses."""
+    heads, k, rows = facts.record.model.query_heads, len(facts.tokens), len(facts.rows)
+    maxima = np.array(trial.row_max)
+    if not found.expect(f"{path}.row_max", list(maxima.shape), [heads, k], "one number per head and chunk"):
+        return
+    low, high = maxima.min(initial=0.0), maxima.max(initial=0.0)
+    found.require(low >= 0.0 and high <= 1.0 + 1e-4, f"{path}.row_max", [low, high], "in [0, 1]", "masses")
+    total = maxima.sum(axis=1)
+    found.between(
+        f"{path}.doc_mass",
+        [trial.doc_mass],
+        [float(total.mean()) / rows],
+        [float(total.mean())],
+        "a mean over rows, of their maxima",
+    )
+    if not trial.pooled_mass or len(trial.head_weights) != heads:
+        return
+    weighted = np.array(trial.head_weights) @ maxima / facts.record.model.kv_heads
+    found.between(
+        f"{path}.pooled_mass",
+        list(trial.pooled_mass),
+        (weighted / rows).tolist(),
+        weighted.tolist(),
+        "a mean over rows, of their maxima",
+    )
+    gone = maxima[:, list(trial.removed)]
+    found.between(
+        f"{path}.max_discarded_per_head",
+        list(trial.max_discarded_per_head),
+        gone.max(axis=1, initial=0.0).tolist(),
+        gone.sum(axis=1).tolist(),
+        "a row loses no less than its largest removed chunk, and no more than the maxima of all",
+    )
+
+
+def check_dual(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> None:
+    """The dual bound, from its prices (section 5): any prices give a bound."""
+    dual = trial.dual
+    if dual is None:
+        return
+    heads, k, rows = facts.record.model.query_heads, len(facts.tokens), len(facts.rows)
+    prices = dual.prices
+    good = all(0 <= head < heads and 0 <= row < rows and price > 0.0 for head, row, price in prices) and dual.t >= 0.0
+    good &= all(one[:2] < other[:2] for one, other in pairwise(prices))
+    found.require(good, f"{path}.prices", prices, "ascending heads and rows", "prices are positive, one for each row")
+    found.expect(f"{path}.k_max", dual.k_max, facts.k_max, "K = min(removable chunks, chunks - m0)")
+    if not good or not found.expect(f"{path}.chunk_cost", len(dual.chunk_cost), k, "one cost per chunk"):
+        return
+    charged = sum(price * float(facts.caps[row]) for _, row, price in prices)
+    if facts.config.rho is None:
+        found.expect(f"{path}.cap_cost", dual.cap_cost, charged, "the sum of y * eps_row")
+    else:
+        found.between(f"{path}.cap_cost", [dual.cap_cost], [0.0], [charged], "the sum of y * eps_row, or less")
+    if trial.row_max and len(trial.row_max) == heads:
+        most = sum((price * np.array(trial.row_max[head]) for head, _, price in prices), np.zeros(k))
+        found.between(
+            f"{path}.chunk_cost", list(dual.chunk_cost), [0.0] * k, most.tolist(), "the sum of y * m, m at most row_max"
+        )
+    follows = dual_value(dual.cap_cost, dual.chunk_cost, dual.t, facts.tokens, facts.removable, facts.k_max)
+    found.expect(f"{path}.bound", dual.bound, float(follows), "U(y, t), rounded down")
+    found.expect(f"{path}.gap", dual.gap, dual.bound - trial.tokens_saved, "the bound less the tokens saved")
+    found.require(
+        dual.bound >= trial.tokens_saved, f"{path}.bound", dual.bound, f"at least {trial.tokens_saved}", "weak duality"
+    )
