@@ -6,6 +6,8 @@ Chunks are named by their position in the prompt (``prompt.chunks[i]``) inside t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -292,6 +294,28 @@ class AuditRecord(_Entry):
         """Read a record from a file (see :meth:`from_json`)."""
         return cls.from_json(Path(path).read_bytes())
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the outcome, what was dropped, and each bound beside its limit."""
+        return _table(f"EntroPrefill record: {self.outcome}", self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [("reason", self.reason.message)]
+        if self.outcome == "pruned":
+            rows.append(("dropped", ", ".join(self.dropped_ids)))
+            rows.append(
+                ("layer", f"{self.accepted_layer} of {self.model.layers}, {self.tokens_removed} tokens removed")
+            )
+        trial = self.trial
+        if trial is not None and trial.max_discarded is not None:
+            slack = "" if trial.cap_slack is None else f", {trial.cap_slack:.3f} below its cap"
+            rows.append(("worst row", f"{trial.max_discarded:.3f}{slack} (layer {trial.layer})"))
+        for audit in trial.audits if trial is not None else ():
+            kind = "exact mean" if audit.method == "enumerate" else f"{audit.bound} bound, {audit.m} draws"
+            verdict = "pass" if audit.accepted else "fail"
+            bound = f"{max(audit.upper, default=0.0):.3f}, limit {audit.limit:g}"
+            rows.append((f"audit {audit.observer}", f"worst head {bound} ({kind}): {verdict}"))
+        return [*rows, *(("note", warning) for warning in self.claims.warnings)]
+
     def __str__(self) -> str:
         return repr(self)
 
@@ -367,9 +391,25 @@ class GenerationResult(_Entry):
         """Whether anything was removed."""
         return self.audit.outcome == "pruned"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, then the record in short."""
+        tokens = f"{self.usage.kept_tokens} of {self.usage.prompt_tokens} kept, {self.usage.generated_tokens} generated"
+        rows = [("answer", self.answer), ("tokens", tokens), ("first token", f"{self.timings.first_token:.2f} s")]
+        return _table(f"EntroPrefill answer: {self.audit.outcome}", [*rows, *self.audit._rows()])
+
     def __str__(self) -> str:
         return repr(self)
 
     def __repr__(self) -> str:
         answer = self.answer if len(self.answer) <= 60 else self.answer[:57] + "..."
         return f"GenerationResult({answer!r}, kept {self.usage.kept_tokens} of {self.usage.prompt_tokens} tokens)"
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """A fragment of HTML without script; ids, answers and messages are strangers' text, escaped and isolated."""
+    cells = "".join(
+        f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
+        f'<td style="text-align:left;white-space:pre-wrap"><bdi>{escape(text)}</bdi></td></tr>'
+        for name, text in rows
+    )
+    return f"<table><caption>{escape(title)}</caption><tbody>{cells}</tbody></table>"
