@@ -18,6 +18,7 @@ from entroprefill_rag.cli.diagnose import diagnose
 from entroprefill_rag.cli.keep import cache_clear, cache_info, models_install, models_list
 from entroprefill_rag.cli.observers import observers
 from entroprefill_rag.cli.plan import plan
+from entroprefill_rag.cli.report import report
 from entroprefill_rag.cli.show import show
 from entroprefill_rag.cli.verify import sign, verify
 
@@ -44,6 +45,7 @@ cache_app = typer.Typer(help="What is kept between calls, and removing it.", no_
 
 app.command(epilog=EXAMPLES)(ask)
 app.command()(show)
+app.command()(report)
 app.command()(verify)
 app.command()(sign)
 app.command()(plan)
