@@ -14,6 +14,7 @@ except ModuleNotFoundError:  # the library works without its command line
     sys.exit("entroprefill: the command line needs typer and rich; run: pip install 'entroprefill-rag[cli]'")
 
 from entroprefill_rag.cli.ask import EXAMPLES, ask
+from entroprefill_rag.cli.calibrate import calibrate
 from entroprefill_rag.cli.diagnose import diagnose
 from entroprefill_rag.cli.keep import cache_clear, cache_info, models_install, models_list
 from entroprefill_rag.cli.observers import observers
@@ -51,6 +52,7 @@ app.command()(sign)
 app.command()(plan)
 app.command()(observers)
 app.command()(diagnose)
+app.command()(calibrate)
 models_app.command("list")(models_list)
 models_app.command("install")(models_install)
 cache_app.command("info")(cache_info)

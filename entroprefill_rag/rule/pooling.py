@@ -126,7 +126,9 @@ def head_weights(
     return weights.reshape(-1), int((~can.any(axis=1)).sum())
 
 
-def profile_weights(v: Sequence[float], eligible: NDArray[np.bool_], *, groups: int, zeta: float) -> tuple[Floats, int]:
+def profile_weights(
+    v: Sequence[float] | Floats, eligible: NDArray[np.bool_], *, groups: int, zeta: float
+) -> tuple[Floats, int]:
     """Floored weights of a profile, over the whole layer: ``w = G ((1 - zeta) v + zeta / H_Q)`` (correction 6).
 
     Scaled by G so that ``(1/G) sum_h w[h] pbar[h]`` pools as it does with weights of groups: the floor is ``zeta / r``

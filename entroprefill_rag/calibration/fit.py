@@ -1,0 +1,262 @@
+"""From what was measured to a profile: monitored layers, head weights, thresholds, suggested caps, and the evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from entroprefill_rag.calibration.heads import floored, folds_of, held_out, pick
+from entroprefill_rag.calibration.measure import Measured
+from entroprefill_rag.calibration.profile import CapCurve, Estimate, LayerEvidence, ModelProfile, Training
+from entroprefill_rag.calibration.ranking import Batch, auc, head_auc, interval, pooled, recall, stack
+from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.errors import ProfileError
+from entroprefill_rag.record import ModelInfo
+from entroprefill_rag.rule.pooling import head_weights
+from entroprefill_rag.rule.removal import RemovalProblem, greedy_removal
+
+Floats = NDArray[np.float64]
+
+SHARE = 0.25
+CAPS = (0.1, 0.2, 0.3, 0.5)
+SAVINGS = (0.25, 0.5)
+LEAST_QUESTIONS = 20
+MOST_LAYERS = 5
+GOOD_ENOUGH = 0.8
+"""Share of the best layer's recall above chance that a monitored layer must reach."""
+CLEARLY = 1.1
+"""How many times more work a later layer must save to make an earlier one pointless."""
+DEEPEST = 0.8
+"""Share of the stack above which too little is left to save."""
+_FOLDS = 5
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer, fitted."""
+
+    evidence: LayerEvidence
+    mass_low: Floats  # [H_Q] 5% quantile over questions of each head's mass
+
+
+def fit(
+    measured: Sequence[Measured],
+    forms: Sequence[str],
+    groups: Sequence[int],
+    model: ModelInfo,
+    *,
+    source: str,
+    seed: int = 0,
+    versions: dict[str, str] | None = None,
+) -> ModelProfile:
+    """Fit a profile.
+
+    Args:
+        measured: training questions, at least ``LEAST_QUESTIONS``, all with the same monitorable layers.
+        forms: their forms.
+        groups: which text each came from; questions of one text stay on one side of a split.
+        model: the model.
+        source: where the texts come from.
+        seed: of folds and bootstrap.
+        versions: of the libraries.
+
+    Raises:
+        ProfileError: too few questions, or no layer whose choice is better than chance.
+    """
+    measured, forms, groups = _same_layers(measured, forms, groups)
+    if len(measured) < LEAST_QUESTIONS or len(set(groups)) < _FOLDS:
+        raise ProfileError(
+            f"{len(measured)} training questions from {len(set(groups))} texts are too few; at least {LEAST_QUESTIONS} "
+            f"from {_FOLDS} are needed: give more documents or raise --questions"
+        )
+    batch = Batch.of([one.tokens for one in measured], [one.gold for one in measured])
+    rng = np.random.default_rng(seed)
+    fold = folds_of(np.array(groups), _FOLDS, rng)
+    config = PruningConfig()
+    found = [
+        _fit_layer(at, layer, measured, batch, fold, rng, model, config) for at, layer in enumerate(measured[0].layers)
+    ]
+    chance = batch.chance(SHARE)
+    chosen = choose_layers([one.evidence for one in found], chance, model.layers)
+    at_chosen = [one for one in found if one.evidence.layer in chosen]
+    picked = np.concatenate([one.mass_low[np.array(one.evidence.v) > 0] for one in at_chosen])
+    weights = tuple((one.evidence.layer, one.evidence.v) for one in found)
+    return ModelProfile(
+        model=model.name,
+        fingerprints=(model.fingerprint,),
+        dtype=model.dtype,
+        query_heads=model.query_heads,
+        kv_heads=model.kv_heads,
+        depth=model.layers,
+        layers=chosen,
+        weights=weights,
+        mass_min=_threshold(min(one.evidence.doc_mass_low for one in at_chosen), 0.3),
+        mu_min=_threshold(float(np.median(picked)), 0.2),
+        caps=_suggested_caps(measured, chosen, dict(weights), config),
+        training=Training(
+            source=source,
+            questions=len(measured),
+            seed=seed,
+            forms=dict(sorted(Counter(forms).items())),
+            folds=_FOLDS,
+            tokens=(min(one.n_tokens for one in measured), max(one.n_tokens for one in measured)),
+            chance=_short(chance),
+        ),
+        evidence=tuple(one.evidence for one in found),
+        versions=versions or {},
+    )
+
+
+def choose_layers(evidence: Sequence[LayerEvidence], chance: float, depth: int) -> tuple[int, ...]:
+    """Monitored layers: the earliest that find gold nearly as well as the best one does and are worth stopping at.
+
+    A layer qualifies when its held-out recall lies above chance with its whole interval, and by at least
+    ``GOOD_ENOUGH`` of the best layer's distance. The first monitored layer that passes is the one that is used; so a
+    layer is left out where, under caps of 0.2, a later one that qualifies saves clearly more work (chunk tokens times
+    layers left) and keeps no less gold. At most ``MOST_LAYERS``, since the audit's error is shared among them. Layers
+    above ``DEEPEST`` of the stack count only where no other qualifies.
+
+    Raises:
+        ProfileError: no layer is better than chance.
+    """
+    able = [one for one in evidence if one.profile.low > chance]
+    able = [one for one in able if one.layer <= DEEPEST * depth - 1] or able
+    if not able:
+        raise ProfileError(
+            "no layer of this model finds the gold chunk better than chance on the training questions: without a "
+            "profile its default settings are used; more, or other, documents may help"
+        )
+    best = max(able, key=lambda one: (one.profile.mean, -one.layer))
+    bar = chance + GOOD_ENOUGH * (best.profile.mean - chance)
+    good = [one for one in able if one.profile.mean >= bar]
+    worth = {one.layer: _at_default_caps(one, depth) for one in good}
+    useful = [
+        one.layer
+        for one in good
+        if not any(
+            later.layer > one.layer
+            and worth[later.layer][0] > CLEARLY * worth[one.layer][0]
+            and worth[later.layer][1] >= worth[one.layer][1]
+            for later in good
+        )
+    ]
+    return tuple(useful[:MOST_LAYERS])
+
+
+def _at_default_caps(one: LayerEvidence, depth: int) -> tuple[float, float]:
+    """Share of the prefill's work on chunks that is saved, and of the gold chunks that stay, under caps of 0.2."""
+    curve = next((curve for curve in one.caps if curve.cap == 0.2), None)
+    return (0.0, 1.0) if curve is None else (curve.saved * (depth - 1 - one.layer) / depth, curve.gold_kept)
+
+
+def _fit_layer(
+    at: int,
+    layer: int,
+    measured: Sequence[Measured],
+    batch: Batch,
+    fold: NDArray[np.int64],
+    rng: np.random.Generator,
+    model: ModelInfo,
+    config: PruningConfig,
+) -> _Layer:
+    heads, groups, zeta = model.query_heads, model.kv_heads, config.zeta
+    masses = stack([one.masses[at].mean(axis=1) for one in measured], batch)
+    by_head = head_auc(masses, batch)
+    mass = masses.sum(axis=2)
+    renyi = np.stack(
+        [
+            head_weights(one.entropy[at], mass[q] >= config.mu_min, groups=groups, zeta=zeta, tau=config.tau)[0]
+            for q, one in enumerate(measured)
+        ]
+    )
+    plain = pooled(masses, np.full(heads, 1.0 / heads), batch)
+    unseen = held_out(masses, by_head, batch, fold, rng, zeta=zeta)
+    v, n = pick(masses, by_head, batch, fold, zeta=zeta)
+    documents = mass.mean(axis=1)
+    evidence = LayerEvidence(
+        layer=layer,
+        doc_mass=_short(documents.mean()),
+        doc_mass_low=_short(np.quantile(documents, 0.05)),
+        uniform=_estimate(recall(plain, batch, SHARE), rng),
+        renyi=_estimate(recall(pooled(masses, renyi, batch), batch, SHARE), rng),
+        profile=_estimate(recall(unseen, batch, SHARE), rng),
+        uniform_auc=_short(auc(plain, batch).mean()),
+        profile_auc=_short(auc(unseen, batch).mean()),
+        head_auc=tuple(_short(value) for value in by_head.mean(axis=0)),
+        head_mass=tuple(_short(value) for value in mass.mean(axis=0)),
+        heads=n,
+        v=tuple(round(float(share), 9) for share in v),
+        caps=tuple(_curve(cap, at, measured, v, config) for cap in CAPS),
+    )
+    return _Layer(evidence, np.quantile(mass, 0.05, axis=0))
+
+
+def _removed(one: Measured, at: int, v: Floats, config: PruningConfig, cap: float, target: float) -> tuple[int, ...]:
+    """What greedy removes of one question at one layer, in the order of these weights."""
+    masses, total = one.masses[at], int(one.tokens.sum())
+    scores = floored(v, config.zeta) @ masses.mean(axis=1) / np.maximum(one.tokens, 1)
+    problem = RemovalProblem(
+        masses=masses,
+        caps=np.full(masses.shape[:2], cap),
+        tokens=one.tokens,
+        removable=one.removable,
+        m0=config.m0,
+        target_tokens=int(np.ceil(target * total)),
+        max_tokens=int(config.max_saving * total),
+    )
+    return greedy_removal(problem, scores).removed
+
+
+def _curve(cap: float, at: int, measured: Sequence[Measured], v: Floats, config: PruningConfig) -> CapCurve:
+    gone = [_removed(one, at, v, config, cap, 0.5) for one in measured]
+    saved = [one.tokens[list(removed)].sum() / one.tokens.sum() for one, removed in zip(measured, gone, strict=True)]
+    kept = [1 - len(set(one.gold) & set(removed)) / len(one.gold) for one, removed in zip(measured, gone, strict=True)]
+    return CapCurve(cap=cap, saved=_short(np.mean(saved)), gold_kept=_short(np.mean(kept)))
+
+
+def _suggested_caps(
+    measured: Sequence[Measured], layers: tuple[int, ...], weights: dict[int, tuple[float, ...]], config: PruningConfig
+) -> dict[str, float]:
+    """For each wanted saving the smallest cap at which half of the questions reach it at some monitored layer."""
+    places = [(measured[0].layers.index(layer), np.array(weights[layer])) for layer in layers]
+    found = {}
+    for saving in SAVINGS:
+        for cap in np.arange(1, 21) * 0.05:
+            reached = [
+                max(one.tokens[list(_removed(one, at, v, config, cap, saving))].sum() for at, v in places)
+                >= saving * one.tokens.sum()
+                for one in measured
+            ]
+            if np.mean(reached) >= 0.5:
+                found[f"{saving:g}"] = round(float(cap), 2)
+                break
+    return found
+
+
+def _same_layers(
+    measured: Sequence[Measured], forms: Sequence[str], groups: Sequence[int]
+) -> tuple[list[Measured], list[str], list[int]]:
+    """The questions with the most common set of monitorable layers: a longer prompt may leave windows too short."""
+    if not measured:
+        return [], [], []
+    usual = Counter(one.layers for one in measured).most_common(1)[0][0]
+    kept = [i for i, one in enumerate(measured) if one.layers == usual and one.layers]
+    return [measured[i] for i in kept], [forms[i] for i in kept], [groups[i] for i in kept]
+
+
+def _threshold(low: float, most: float) -> float:
+    """Half of what was seen at the low end, two digits, so that prompts of other shapes pass too."""
+    return float(f"{min(most, max(0.005, low / 2)):.2g}")
+
+
+def _short(value: float | np.floating[object]) -> float:
+    return float(f"{float(value):.4g}")
+
+
+def _estimate(values: Floats, rng: np.random.Generator) -> Estimate:
+    mean, low, high = interval(values, rng)
+    return Estimate(mean=_short(mean), low=_short(low), high=_short(high), n=len(values))
