@@ -64,13 +64,14 @@ LIMITS: tuple[Unknown, ...] = (
         (r"created", r"versions(\..*)?", r"model\.(name|revision|family|dtype|device|kernel|fingerprint|layers)"),
     ),
     Unknown(
-        "ids, notes and text",
+        "ids, notes and text, words of probes included",
         "the prompt is named by a hash of its tokens, which only its tokenizer can make",
         (
             r"prompt\.chunks\[\d+\]\.(id|text|title)",
             r"prompt\.(not_admitted|notes)(\[\d+\])?",
             r"prompt\.query",
             r"answer",
+            r"config\.audit\.observers\[\d+\]\.queries(\[\d+\])?",
         ),
     ),
     Unknown(
@@ -80,7 +81,7 @@ LIMITS: tuple[Unknown, ...] = (
         "settings of the proposal",
         "no claim depends on how a set was found, and masses by which it was found are not all recorded",
         (
-            r"config\.(head_weights|entropy_over|tau|zeta|mu_min|mass_min|alpha|lam|rho|m0|theta|streak)",
+            r"config\.(head_weights(\.name)?|entropy_over|tau|zeta|mu_min|mass_min|alpha|lam|rho|m0|theta|streak)",
             r"config\.(solver_seconds|min_saving|target_saving)",
         ),
     ),
@@ -96,7 +97,12 @@ LIMITS: tuple[Unknown, ...] = (
         (r"config\.(decode_monitor|on_drift|drift_threshold)",),
         _unwatched,
     ),
-    Unknown("solver and dual bound, where no set was looked for", "", (r"config\.(solver|dual_bound)",), _no_set),
+    Unknown(
+        "caps, solver and dual bound, where no set was looked for",
+        "",
+        (r"config\.(eps_row|solver|dual_bound).*",),
+        _no_set,
+    ),
     Unknown(
         "masses as they were read, and what is worded from them alone",
         "only the limits that sums, means and maxima of the same masses set each other are checked",
@@ -126,7 +132,7 @@ LIMITS: tuple[Unknown, ...] = (
     Unknown(
         "the limit of the audit, where no proposal came to one",
         "nothing was compared with it",
-        (r"config\.audit\.eps_audit", r"config\.eps_row.*"),
+        (r"config\.audit\.eps_audit",),
         _no_audit,
     ),
     Unknown(

@@ -9,10 +9,10 @@ from entroprefill_rag.rule.monitor import jaccard_distance
 from entroprefill_rag.verify.audits import check_audits
 from entroprefill_rag.verify.facts import Facts
 from entroprefill_rag.verify.findings import RELATIVE, Findings
+from entroprefill_rag.verify.heads import check_heads
 from entroprefill_rag.verify.proposals import (
     NOT_PROPOSED,
     check_dual,
-    check_heads,
     check_masses,
     check_maxima,
     check_order,

@@ -25,9 +25,19 @@ def path_of(steps: tuple[Step, ...]) -> str:
     return text.removeprefix(".")
 
 
+LONG = 16
+"""Of longer lists (drawn rows, above all) the first entry, one in the middle and the last stand for all."""
+
+
 def places(node: Any, steps: tuple[Step, ...] = ()) -> Iterator[tuple[tuple[Step, ...], Any]]:
     """Every node below the root."""
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    children: list[tuple[Step, Any]] = []
+    if isinstance(node, dict):
+        children = list(node.items())
+    elif isinstance(node, list):
+        count = len(node)
+        shown = range(count) if count <= LONG else (0, count // 2, count - 1)
+        children = [(i, node[i]) for i in shown]
     for name, child in children:
         yield (*steps, name), child
         yield from places(child, (*steps, name))
