@@ -23,8 +23,9 @@ test: models ## the whole suite, on the newest versions; nothing that needs a pa
 test-fast: install ## all but slow tests; tests of the packaged model are skipped where it is not installed
 	$(BIN)/pytest -m "not slow"
 
-test-lowest: $(LOWEST)/.installed ## the engine's tests on the oldest supported transformers
+test-lowest: $(LOWEST)/.installed ## engine and integrations on the oldest supported transformers and frameworks
 	$(LOWEST)/bin/pytest tests/engine
+	$(LOWEST)/bin/pytest -m "not slow" tests/integrations
 
 # integrations/ is installed as entroprefill_rag.integrations, which mypy cannot know: it gets a tree of links.
 lint: install ## ruff and mypy, integrations included
@@ -67,4 +68,4 @@ $(VENV)/.installed: pyproject.toml constraints/newest.txt
 	$(call install-into,$(VENV),newest,dev-all)
 
 $(LOWEST)/.installed: pyproject.toml constraints/lowest.txt
-	$(call install-into,$(LOWEST),lowest,dev)
+	$(call install-into,$(LOWEST),lowest,dev-all)

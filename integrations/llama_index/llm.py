@@ -64,6 +64,13 @@ class EntroPrefillLLM(CustomLLM):
         """Name for serialization."""
         return "EntroPrefillLLM"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # LlamaIndex makes an unpickled component anew from its fields, which name no backend given as an object.
+        super().__setstate__(state)
+        source = (state.get("__pydantic_private__") or {}).get("_source")
+        if source is not None:
+            self._source = source
+
     @property
     def metadata(self) -> LLMMetadata:
         """What LlamaIndex wants to know; loads nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,22 +32,26 @@ if TYPE_CHECKING:
 
 
 class _Partner:
-    """The synthesizer that takes over, while it lives; copies share it, pickles lose it."""
+    """The synthesizer that takes over, while it lives. In a copy or pickle of both, the two copies are partners.
 
-    def __init__(self) -> None:
-        self._ref: weakref.ref[EntroPrefillSynthesizer] | None = None
+    Args:
+        *synthesizers: the first that lives is meant; none is kept alive.
+    """
 
-    def set(self, synthesizer: EntroPrefillSynthesizer) -> None:
-        self._ref = weakref.ref(synthesizer)
+    def __init__(self, *synthesizers: EntroPrefillSynthesizer) -> None:
+        self._refs = [weakref.ref(each) for each in synthesizers]
 
     def get(self) -> EntroPrefillSynthesizer | None:
-        return self._ref() if self._ref is not None else None
+        return next((living for ref in self._refs if (living := ref()) is not None), None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Partner:
-        return self
+        given = self.get()
+        # A copy that nobody else wanted ends with the copying; then the original is meant, as before.
+        return _Partner() if given is None else _Partner(copy.deepcopy(given, memo), given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_Partner, ())
+        given = self.get()
+        return _Partner, () if given is None else (given,)
 
 
 class EntroPrefillPostprocessor(BaseNodePostprocessor):
@@ -116,6 +121,11 @@ class EntroPrefillPostprocessor(BaseNodePostprocessor):
         """Name for serialization."""
         return "EntroPrefillPostprocessor"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # LlamaIndex makes an unpickled component anew from its fields.
+        super().__setstate__(state)
+        self._partner = (state.get("__pydantic_private__") or {}).get("_partner") or _Partner()
+
     def __repr__(self) -> str:
         return f"EntroPrefillPostprocessor(model={self._source.name!r}, mode={self.mode!r})"
 
@@ -152,7 +162,7 @@ class EntroPrefillPostprocessor(BaseNodePostprocessor):
             generation={**(generation or {}), **generation_arguments},
             source=self._source,
         )
-        self._partner.set(made)
+        self._partner = _Partner(made)
         stand_in_for_missing_default(made._llm)
         return made
 

@@ -25,10 +25,10 @@ def test_f30_every_snippet_runs(backend, monkeypatch, capsys):
     set_default_backend(backend)
     names = run(SNIPPETS)
     assert len(SNIPPETS) >= 8
-    assert names["output"]["input"] == "Who services the boiler?"
+    assert names["output"]["input"] == "How often is the piano tuned?"
     assert len(names["output"]["context"]) + len(names["output"]["dropped"]) == 6
     assert "kept:" in capsys.readouterr().out
-    assert names["house_rules"].invoke({"question": "Who tunes the piano?"})
+    assert names["office_rules"].invoke({"question": "When are the offices cleaned?"})
 
 
 @pytest.mark.slow
@@ -39,5 +39,7 @@ def test_f30_the_quick_start_answers_with_the_packaged_models(smollm2_folder, em
     with LocalBackend(*smollm2, name="smollm2-135m") as backend:
         set_default_backend(backend)
         output = run(SNIPPETS[:1])["output"]
-    assert "Okafor" in output["answer"]
-    assert "boiler" in output["retained_ids"]
+    assert "twice a year" in output["answer"]
+    assert "piano" in output["retained_ids"]
+    assert output["dropped"]
+    assert output["entroprefill"]["outcome"] == "pruned"

@@ -40,7 +40,9 @@ def total(pieces):
 
 
 def comparable(output):
-    return {**output, "entroprefill": same_but_times(output["entroprefill"])}
+    """Without what a stream's summary cannot know yet, as it comes before the first token."""
+    brief = same_but_times(output["entroprefill"])
+    return {**output, "entroprefill": {key: value for key, value in brief.items() if key not in ("tokens", "decode")}}
 
 
 def test_f20_invoke_returns_answer_retained_documents_and_summary(ep, given):
@@ -65,12 +67,12 @@ def test_f20_invoke_returns_answer_retained_documents_and_summary(ep, given):
 
 
 async def test_f20_every_way_of_calling_gives_the_same_output(ep, given):
+    ep.invoke(given)  # the first to look at this seed's draws; records of later ones say that they are not
     expected = comparable(ep.invoke(given))
 
     async def once():
         yield given
 
-    del expected["entroprefill"]["tokens"]
     for output in (
         await ep.ainvoke(given),
         total(ep.stream(given)),
@@ -80,9 +82,7 @@ async def test_f20_every_way_of_calling_gives_the_same_output(ep, given):
         ep.batch([given])[0],
         (await ep.abatch([given]))[0],
     ):
-        found = comparable(output)
-        del found["entroprefill"]["tokens"]
-        assert found == expected
+        assert comparable(output) == expected
 
 
 def test_f20_the_record_and_the_context_come_before_the_first_token(ep, given):

@@ -86,6 +86,10 @@ def test_f02_chat_engines(pp, index, mode):
     assert get_audit(response).outcome == "pruned"
     again = asyncio.run(chat.achat("And then?"))
     assert get_audit(again)
+    stream = chat.stream_chat("And then?")
+    assert list(stream.response_gen)
+    assert get_audit(stream)
+    assert 0 < len(stream.source_nodes) < 6
 
 
 def test_f02_retriever_tool_and_evaluator(pp, index):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -101,6 +102,7 @@ def test_f04_scores_stay_unless_asked_and_are_python_floats(backend, nodes):
     kept = pp.postprocess_nodes(nodes, query_str=QUERY)
     trial = get_audit(kept).trial
     assert [node.score for node in kept] == [trial.scores[int(node.node_id[1:])] for node in kept]
+    assert all(type(node.score) is float and math.isfinite(node.score) for node in kept)
 
 
 def test_f05_a_note_in_metadata_is_asked_for_and_reaches_neither_model_nor_embedder(backend, nodes):

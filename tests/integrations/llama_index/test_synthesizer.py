@@ -74,6 +74,20 @@ def test_f15_sources_summary_and_audit_are_there_before_the_first_token(make, no
     assert get_audit(whole).trial.dual is not None
 
 
+def test_f15_an_asynchronous_stream_has_them_before_its_first_token_too(make, nodes):
+    async def before_and_after():
+        response = await make(streaming=True).asynthesize(QUERY, nodes)
+        brief = response.metadata["entroprefill"]
+        assert "generated" not in brief["tokens"]
+        assert brief["retained_ids"] == ids(response.source_nodes)
+        assert get_audit(response).outcome == "pruned"
+        whole = await response.get_response()
+        assert get_audit(whole).outcome == "pruned"
+        return brief["tokens"]["generated"]
+
+    assert asyncio.run(before_and_after()) == 6
+
+
 def test_f15_the_summary_is_a_small_plain_dict(make):
     response = make().synthesize(QUERY, make_nodes(12, words=3))
     brief = response.metadata["entroprefill"]
