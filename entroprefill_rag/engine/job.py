@@ -63,8 +63,6 @@ class Job:
         """One prefill at a time, which bounds peak memory; given back once the prompt has passed the last layer."""
         started = time.perf_counter()
         while not lock.acquire(timeout=0.05):
-            if self.cancelled.is_set():
-                self.attempt.release()
             self.run.check_cancelled()
         self.wait_seconds += time.perf_counter() - started
         held = True

@@ -17,9 +17,9 @@ _PATIENCE = 10.0  # seconds to wait for another process
 
 _SCHEMA = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
-    # last: highest attempt whose draws were read; forgotten: some seeds of this prompt are no longer kept.
-    "CREATE TABLE prompts (prompt BLOB PRIMARY KEY, last INTEGER NOT NULL DEFAULT 0, "
-    "forgotten INTEGER NOT NULL DEFAULT 0, used INTEGER NOT NULL) WITHOUT ROWID",
+    # forgotten: some seeds of this prompt are no longer kept; used: order of last use.
+    "CREATE TABLE prompts (prompt BLOB PRIMARY KEY, forgotten INTEGER NOT NULL DEFAULT 0, used INTEGER NOT NULL) "
+    "WITHOUT ROWID",
     "CREATE INDEX prompts_used ON prompts (used)",
     "CREATE TABLE uses (prompt BLOB NOT NULL REFERENCES prompts ON DELETE CASCADE, seed BLOB NOT NULL, "
     "configuration BLOB NOT NULL, attempt INTEGER NOT NULL, spent INTEGER NOT NULL DEFAULT 0, "

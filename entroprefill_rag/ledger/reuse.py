@@ -154,14 +154,14 @@ class ReuseLedger:
         slot = (key, self._hash("seed", f"{key.hex()} {int(seed)}"), self._hash("configuration", configuration))
         with self._transaction() as sql:
             sql.execute("DELETE FROM uses WHERE spent = 0 AND since < ?", (time.time() - _STALE,))
-            last, forgotten = self._touch(sql, key)
+            forgotten = self._touch(sql, key)
             known = sql.execute(
                 "SELECT configuration, attempt, spent FROM uses WHERE prompt = ? AND seed = ?", slot[:2]
             ).fetchone()
             if known is not None:
                 return self._again(sql, slot, *known)
             highest = sql.execute("SELECT COALESCE(MAX(attempt), 0) FROM uses WHERE prompt = ?", (key,)).fetchone()[0]
-            attempt = max(last, highest) + 1
+            attempt = highest + 1
             if forgotten and not fresh:
                 return Refused("forgotten", attempt)
             sql.execute(
@@ -213,11 +213,7 @@ class ReuseLedger:
                 raise LedgerError(
                     f"the reservation of this attempt is gone, as after {_STALE / 3600:g} hours of waiting; run again"
                 )
-            sql.execute(
-                "UPDATE prompts SET last = MAX(last, (SELECT attempt FROM uses WHERE prompt = ? AND seed = ?)) "
-                "WHERE prompt = ?",
-                (slot[0], slot[1], slot[0]),
-            )
+            # The newest are kept, so that the highest number is always known.
             too_old = sql.execute(
                 "DELETE FROM uses WHERE prompt = ? AND spent = 1 AND attempt <= "
                 "(SELECT attempt FROM uses WHERE prompt = ? AND spent = 1 ORDER BY attempt DESC LIMIT 1 OFFSET ?)",
@@ -232,8 +228,8 @@ class ReuseLedger:
         told = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
         return hmac.digest(self._secret, told, "sha256")[:16]
 
-    def _touch(self, sql: sqlite3.Connection, key: bytes) -> tuple[int, int]:
-        """Note that a prompt is in use; its last attempt, and whether seeds of it were forgotten."""
+    def _touch(self, sql: sqlite3.Connection, key: bytes) -> bool:
+        """Note that a prompt is in use; whether seeds of it were forgotten."""
         sql.execute(
             "INSERT INTO prompts (prompt, used) VALUES (?, (SELECT COALESCE(MAX(used), 0) + 1 FROM prompts)) "
             "ON CONFLICT (prompt) DO UPDATE SET used = excluded.used",
@@ -246,8 +242,7 @@ class ReuseLedger:
                 "NOT EXISTS (SELECT 1 FROM uses WHERE uses.prompt = old.prompt AND spent = 0) ORDER BY used LIMIT ?)",
                 (key, too_many),
             )
-        last, forgotten = sql.execute("SELECT last, forgotten FROM prompts WHERE prompt = ?", (key,)).fetchone()
-        return last, forgotten
+        return bool(sql.execute("SELECT forgotten FROM prompts WHERE prompt = ?", (key,)).fetchone()[0])
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -290,13 +285,10 @@ class ReuseLedger:
 
 def _give_back(sql: sqlite3.Connection, slot: _Slot) -> None:
     """Take back one reservation, if it was not spent meanwhile."""
-    sql.execute(
-        "UPDATE uses SET holders = holders - 1 WHERE prompt = ? AND seed = ? AND configuration = ? AND spent = 0", slot
-    )
+    sql.execute("UPDATE uses SET holders = holders - 1 WHERE prompt = ? AND seed = ? AND configuration = ?", slot)
     sql.execute("DELETE FROM uses WHERE prompt = ? AND spent = 0 AND holders < 1", slot[:1])
     # A prompt at which no draw was ever read need not be remembered.
     sql.execute(
-        "DELETE FROM prompts WHERE prompt = ? AND last = 0 AND NOT EXISTS "
-        "(SELECT 1 FROM uses WHERE uses.prompt = prompts.prompt)",
+        "DELETE FROM prompts WHERE prompt = ? AND NOT EXISTS (SELECT 1 FROM uses WHERE uses.prompt = prompts.prompt)",
         slot[:1],
     )

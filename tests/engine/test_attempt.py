@@ -141,6 +141,7 @@ def test_the_same_chunks_cut_elsewhere_are_something_else(backend):
     other = type(layout)(**{**vars(layout), "chunk_spans": moved})
     assert prompt_key(info, other) == prompt_key(info, layout)
     assert configuration_key(LOOSE, info, other, (2, 3)) != key
+    assert configuration_key(LOOSE, info, layout, (2, 4)) != key
     for change in ({"dtype": "bfloat16"}, {"kernel": "eager"}, {"device": "cuda:0"}):
         assert configuration_key(LOOSE, info.model_copy(update=change), layout, (2, 3)) != key
     for change in ({"name": "x"}, {"revision": "x"}, {"fingerprint": "x"}):
