@@ -34,9 +34,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from entroprefill_rag import AuditConfig, Chunk, LocalBackend, PruningConfig, RagRequest
+from transformers import StoppingCriteria
 from entroprefill_rag.engine import families
 from entroprefill_rag.engine.install import Installation
 from entroprefill_rag.engine.run import PrefillRun
+from entroprefill_rag.engine.decoding import DecodeWatch, StopOnDrift
 from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.rule.cost import prefill_flops
 from entroprefill_rag.rule.masses import chunk_membership
@@ -343,7 +345,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"fixed cost of a call, pruning off: {words(result['fixed_cost_ms'], '.1f')} ms [quartiles]")
     console.print(
-        f"decoding, pruned / plain seconds per token: {words(result['decoding']['pruned_over_plain'], '.3f')}"
+        f"decoding, pruned / plain seconds per token: {words(result['decoding']['pruned_over_plain'], '.3f')}; "
+        f"pruned with the decode monitor / pruned without: {words(result['decoding']['monitor_over_without'], '.3f')}"
     )
     for entry in result["memory"]:
         console.print(
@@ -404,3 +407,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    result["decoding"]["monitor_over_without"] = monitoring(backend, min(2048, sizes[-1]), given.rounds)

@@ -150,8 +150,12 @@ class DecodeWatch:
             return torch.zeros((), dtype=torch.bool, device=device)
         return (self._rows[-1].amax() > self._limit).to(device)
 
+    def rows(self) -> Tensor:
+        """All masses read so far, ``[tokens, H_Q]`` float32 on the CPU, brought there in one go."""
+        return torch.cat(self._rows).cpu() if self._rows else torch.empty(0, 1, device="cpu")
+
     def result(self, tokens: int | None = None) -> DecodeMonitor | None:
-        """What was seen, brought to the host in one go; None where no layer was accepted.
+        """What was seen; None where no layer was accepted.
 
         Args:
             tokens: generated tokens that were fed back. Where the loop reads ahead there may be rows of later ones,
@@ -159,7 +163,7 @@ class DecodeWatch:
         """
         if self.layer is None:
             return None
-        rows = torch.cat(self._rows)[:tokens].cpu().double() if self._rows else torch.empty(0, 1, dtype=torch.float64)
+        rows = self.rows()[:tokens].double()
         largest = tuple(_told(float(value), self.threshold) for value in rows.amax(dim=1)) if len(rows) else ()
         above = next((index for index, value in enumerate(largest) if value > self.threshold), None)
         done: dict[OnDrift, Literal["none", "stopped", "restarted_full"]]

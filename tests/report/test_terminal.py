@@ -11,6 +11,7 @@ from entroprefill_rag.record import (
     AuditResult,
     ChunkInfo,
     Claims,
+    DecodeMonitor,
     LayerTrial,
     ModelInfo,
     PromptInfo,
@@ -224,3 +225,37 @@ def test_a_record_with_text_needs_no_request():
     full = record(prompt=record().prompt.model_copy(update={"chunks": chunks}))
     assert "Title 1" in shown(sources_table(sources_of(full)))
     assert "kept text" in shown(dropped_texts(full, ()))
+
+
+def decoding_shown(**fields):
+    values = {"layer": 4, "threshold": 0.2, "on_drift": "record", "tokens": 3, "max_per_token": (0.05, 0.123, 0.01)}
+    seen = DecodeMonitor(**{**values, "mean": 0.0312, **fields})
+    out = io.StringIO()
+    Console(file=out, width=300).print(audit_panel(record().model_copy(update={"decode": seen})))
+    return " ".join(out.getvalue().split())
+
+
+def test_the_largest_mass_its_token_the_mean_and_the_threshold_are_named():
+    assert (
+        "decoding largest mass on removed chunks 0.123 (token 2 of 3), mean 0.0312, threshold 0.2 not passed"
+        in decoding_shown()
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("none", "threshold 0.1 passed at token 2 "),
+        ("stopped", "threshold 0.1 passed at token 2: the answer ends there "),
+        ("restarted_full", "threshold 0.1 passed at token 2: answered again in full "),
+    ],
+)
+def test_a_drift_and_what_was_done_is_named(action, says):
+    assert says in decoding_shown(threshold=0.1, first_above=1, action=action)
+
+
+def test_without_a_row_and_without_a_monitor_nothing_is_made_up():
+    assert "no generated token was fed back" in decoding_shown(tokens=0, max_per_token=(), mean=0.0)
+    out = io.StringIO()
+    Console(file=out, width=300).print(audit_panel(record()))
+    assert "decoding" not in out.getvalue()
