@@ -272,6 +272,57 @@ def one(model: str, dtype: str, tokens: int, kind: str) -> None:
             layers = monitored
 
             def observe(self, layer: int, read: Any) -> Any:
+class EveryOther(StoppingCriteria):
+    """Has the decode monitor look at every other generated token, and times each; stops nothing.
+
+    Attributes:
+        seconds: per token, without the monitor and with it.
+    """
+
+    def __init__(self, run: PrefillRun, watch: DecodeWatch) -> None:
+        self.run, self.watch = run, watch
+        self.stop = StopOnDrift(watch)
+        self.seconds: tuple[list[float], list[float]] = ([], [])
+        self.at: float | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        watching = self.run.decode is not None
+        done = self.stop(input_ids, scores) if watching else torch.zeros(1, dtype=torch.bool, device=input_ids.device)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if self.at is not None:
+            self.seconds[watching].append(now - self.at)
+        self.run.decode = None if watching else self.watch
+        self.at = time.perf_counter()
+        return done
+
+
+def monitoring(backend: LocalBackend, tokens: int, rounds: int) -> dict[str, float]:
+    """Median seconds per generated token with the decode monitor over those without, token by token in turns.
+
+    The rows are also compared with a threshold, which none passes: the dearest setting.
+    """
+    model = backend.model
+    _, layout = prompt_of(backend, tokens)
+    ids = torch.tensor([layout.input_ids], device=model.device)
+    forced = Forced(layout, len(backend.anatomy.layers) // 2, 0.5)
+    installation = Installation(model)
+    ratios = []
+    for _ in range(rounds + 1):
+        membership = chunk_membership(layout.chunk_spans, layout.n_tokens)
+        watch = DecodeWatch(1.0, "stop")
+        run = PrefillRun(installation.anatomy, layout.n_tokens, forced, membership, decode=watch)
+        turns = EveryOther(run, watch)
+        with installation.activate(run):
+            arguments = {"max_new_tokens": 65, "min_new_tokens": 65, "do_sample": False, "stopping_criteria": [turns]}
+            model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
+        without, looking = (statistics.median(part[2:]) for part in turns.seconds)
+        ratios.append(looking / without)
+    installation.close()
+    return spread(ratios[1:])
+
+
                 watcher.observe(layer, read)
                 return forced.observe(layer, read) if layer == monitored[-1] else SimpleNamespace(accepted=False)
 
