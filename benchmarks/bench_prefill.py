@@ -32,13 +32,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from transformers import StoppingCriteria
 
 from entroprefill_rag import AuditConfig, Chunk, LocalBackend, PruningConfig, RagRequest
-from transformers import StoppingCriteria
 from entroprefill_rag.engine import families
+from entroprefill_rag.engine.decoding import DecodeWatch, StopOnDrift
 from entroprefill_rag.engine.install import Installation
 from entroprefill_rag.engine.run import PrefillRun
-from entroprefill_rag.engine.decoding import DecodeWatch, StopOnDrift
 from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.rule.cost import prefill_flops
 from entroprefill_rag.rule.masses import chunk_membership
@@ -246,32 +246,6 @@ def decoding(backend: LocalBackend, tokens: int, rounds: int) -> dict[str, Any]:
     return {"tokens": layout.n_tokens, "pruned_over_plain": spread(ratios[1:])}
 
 
-def peak_memory(model: str, dtype: str, tokens: int, kind: str) -> float:
-    """Peak memory, MiB, that one prefill adds to a fresh process with the model loaded (on CUDA, on the device)."""
-    command = [sys.executable, __file__, "--one", kind, "--model", model, "--dtype", dtype, "--tokens", str(tokens)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.strip().splitlines()[-1])
-
-
-def one(model: str, dtype: str, tokens: int, kind: str) -> None:
-    backend = LocalBackend.from_pretrained(model, dtype=dtype)
-    depth = len(backend.anatomy.layers)
-    # Eight layers from a quarter to three quarters of the stack, the last of which prunes to one half.
-    monitored = tuple(depth // 4 + i * depth // 15 for i in range(8))
-
-    def prefill(size: int) -> None:
-        _, layout = prompt_of(backend, size)
-        ids = torch.tensor([layout.input_ids], device=backend.model.device)
-        if kind == "plain":
-            first_token(backend.model, ids)
-            return
-        watcher = NeverAccepts(PruningConfig(eps_row=0.9, mass_min=0.0), layout, backend, monitored)
-        forced = Forced(layout, monitored[-1], 0.5)
-
-        class Both:
-            layers = monitored
-
-            def observe(self, layer: int, read: Any) -> Any:
 class EveryOther(StoppingCriteria):
     """Has the decode monitor look at every other generated token, and times each; stops nothing.
 
@@ -323,6 +297,32 @@ def monitoring(backend: LocalBackend, tokens: int, rounds: int) -> dict[str, flo
     return spread(ratios[1:])
 
 
+def peak_memory(model: str, dtype: str, tokens: int, kind: str) -> float:
+    """Peak memory, MiB, that one prefill adds to a fresh process with the model loaded (on CUDA, on the device)."""
+    command = [sys.executable, __file__, "--one", kind, "--model", model, "--dtype", dtype, "--tokens", str(tokens)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def one(model: str, dtype: str, tokens: int, kind: str) -> None:
+    backend = LocalBackend.from_pretrained(model, dtype=dtype)
+    depth = len(backend.anatomy.layers)
+    # Eight layers from a quarter to three quarters of the stack, the last of which prunes to one half.
+    monitored = tuple(depth // 4 + i * depth // 15 for i in range(8))
+
+    def prefill(size: int) -> None:
+        _, layout = prompt_of(backend, size)
+        ids = torch.tensor([layout.input_ids], device=backend.model.device)
+        if kind == "plain":
+            first_token(backend.model, ids)
+            return
+        watcher = NeverAccepts(PruningConfig(eps_row=0.9, mass_min=0.0), layout, backend, monitored)
+        forced = Forced(layout, monitored[-1], 0.5)
+
+        class Both:
+            layers = monitored
+
+            def observe(self, layer: int, read: Any) -> Any:
                 watcher.observe(layer, read)
                 return forced.observe(layer, read) if layer == monitored[-1] else SimpleNamespace(accepted=False)
 
@@ -443,6 +443,7 @@ def main() -> None:
             result["sizes"].append(measure(backend, tokens, layers, keeps, rounds, lambda: progress.advance(bar)))
     result["fixed_cost_ms"] = fixed_cost(backend, 8 * given.rounds)
     result["decoding"] = decoding(backend, min(2048, sizes[-1]), given.rounds)
+    result["decoding"]["monitor_over_without"] = monitoring(backend, min(2048, sizes[-1]), given.rounds)
     result["memory"] = [
         {
             "tokens": tokens,
@@ -458,4 +459,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    result["decoding"]["monitor_over_without"] = monitoring(backend, min(2048, sizes[-1]), given.rounds)
