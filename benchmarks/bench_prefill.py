@@ -8,8 +8,10 @@ Prompts are real passages (benchmarks/data/smoke.jsonl) filled up to the length 
 - plain: transformers' own `generate` for one token, on a model without our hooks;
 - off: the backend with pruning switched off (its tokenization left out);
 - pruned: chunks forced out at a layer, so that the kept share is what the column says;
-- ideal: plain time times the share of operations left (entroprefill_rag.rule.cost);
+- ideal: plain time times the share of operations left, as `entroprefill plan` predicts it;
 - rule: reading, proposing and auditing at 8 layers, none accepted, as a share of the plain prefill.
+
+A second table has what `entroprefill plan` predicts beside what was measured: speed-up, KV cache, cost of looking.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ from entroprefill_rag.engine.decoding import DecodeWatch, StopOnDrift
 from entroprefill_rag.engine.install import Installation
 from entroprefill_rag.engine.run import PrefillRun
 from entroprefill_rag.prompt import PromptLayout
-from entroprefill_rag.rule.cost import prefill_flops
+from entroprefill_rag.rule.cost import scoring_flops
 from entroprefill_rag.rule.masses import chunk_membership
 from entroprefill_rag.rule.monitor import Monitor
+from entroprefill_rag.rule.plan import plan_prefill
 
 DATA = Path(__file__).parent / "data" / "smoke.jsonl"
 OFF = PruningConfig(enabled=False)
@@ -94,12 +97,15 @@ class NeverAccepts:
         anatomy = backend.anatomy
         self.layers, self._layout, self._config = layers, layout, config
         self._heads = (anatomy.query_heads, anatomy.kv_heads)
-        self.audited = 0
+        self.audited, self.rows = 0, 0
 
     def observe(self, layer: int, read: Any) -> Any:
         monitor = Monitor(self._config, self._layout, self.layers, *self._heads, seed=layer)
         monitor.observe(layer, read)
         self.audited += bool(monitor.trials[-1].audits)
+        setup = monitor.setup()
+        looked = [row for one in setup.observers for row in one.rows] if setup else []
+        self.rows = len({*looked, *monitor.proposal_rows.tolist()})
         return SimpleNamespace(accepted=False, kept_tokens=None, removed=())
 
 
@@ -115,6 +121,17 @@ def forced_prefill(
     with installation.activate(run):
         first_token(model, ids)
     return run
+
+
+def cache_bytes(model: Any, installation: Installation, layout: PromptLayout, forced: Forced, ids: torch.Tensor) -> int:
+    """Bytes of the KV cache after a pruned prefill, as the model holds it."""
+    run = PrefillRun(
+        installation.anatomy, layout.n_tokens, forced, chunk_membership(layout.chunk_spans, layout.n_tokens)
+    )
+    with installation.activate(run):
+        mask = torch.ones_like(ids)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False, return_dict_in_generate=True)
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in out.past_key_values.layers)
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
@@ -138,7 +155,6 @@ def measure(backend: LocalBackend, tokens: int, layers: list[int], keeps: list[f
     request, layout = prompt_of(backend, tokens)
     ids = torch.tensor([layout.input_ids], device=model.device)
     shape = families.shape_of(model, backend.anatomy)
-    full = prefill_flops(shape, layout.n_tokens)
     cases = [(layer, keep) for layer in layers for keep in keeps]
     times: dict[Any, list[float]] = {"plain": [], "off": [], "rule": [], **{case: [] for case in cases}}
     monitored = families.default_layers(
@@ -146,7 +162,7 @@ def measure(backend: LocalBackend, tokens: int, layers: list[int], keeps: list[f
     )
     # Caps and audit so wide that a proposal reaches its audit wherever it can: the rule's dearest path.
     wide = PruningConfig(eps_row=0.9, mass_min=0.0, min_saving=0.05, audit=AuditConfig(eps_audit=0.2))
-    audited = 0
+    audited, looked, stored = 0, 0, {}
     backend.close()
     for _ in range(rounds + 1):
         seconds = {"plain": timed(lambda: first_token(model, ids))[0]}
@@ -160,7 +176,10 @@ def measure(backend: LocalBackend, tokens: int, layers: list[int], keeps: list[f
             seconds[layer, keep] = timed(lambda: forced_prefill(model, installation, layout, forced, ids))[0]  # noqa: B023
         watcher = NeverAccepts(wide, layout, backend, monitored)
         run = forced_prefill(model, installation, layout, watcher, ids)
-        seconds["rule"], audited = run.stamps.rule, watcher.audited
+        seconds["rule"], audited, looked = run.stamps.rule, watcher.audited, watcher.rows
+        if not stored:
+            for case in cases:
+                stored[case] = cache_bytes(model, installation, layout, Forced(layout, *case), ids)
         installation.close()
         for name, value in seconds.items():
             times[name].append(value)
@@ -170,19 +189,26 @@ def measure(backend: LocalBackend, tokens: int, layers: list[int], keeps: list[f
     rows = []
     for layer, keep in cases:
         forced = Forced(layout, layer, keep)
-        share = prefill_flops(shape, layout.n_tokens, forced.kept.numpy(), layer) / full
+        # Nothing is looked at where the set is forced.
+        plan = plan_prefill(shape, tokens=layout.n_tokens, layer=layer, kept=forced.kept.numpy(), monitored=0)
+        share = 1 / plan.speedup
         pairs = list(zip(plain, times[layer, keep], strict=True))
         rows.append(
             {
                 "layer": layer,
                 "kept_share": keep,
                 "speedup": spread([a / b for a, b in pairs]),
-                "ideal_speedup": 1 / share,
+                "ideal_speedup": plan.speedup,
                 "over_ideal": spread([b / (a * share) for a, b in pairs]),
+                "predicted_kv_bytes": plan.kv_bytes[1],
+                "kv_bytes": stored[layer, keep],
             }
         )
+    looking = scoring_flops(shape, monitored=len(monitored), rows=looked, tokens=layout.n_tokens)
     return {
         "tokens": layout.n_tokens,
+        "rows_looked_at": looked,
+        "predicted_rule_share": looking / plan.full_flops,
         "plain_seconds": spread(plain),
         "off_over_plain": spread([b / a for a, b in zip(plain, times["off"], strict=True)]),
         "rule_share": spread([b / a for a, b in zip(plain, times["rule"], strict=True)]),
@@ -394,6 +420,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
             )
             head = [""] * 4
     console.print(table)
+    console.print(compared(result, words))
     console.print(f"fixed cost of a call, pruning off: {words(result['fixed_cost_ms'], '.1f')} ms [quartiles]")
     console.print(
         f"decoding, pruned / plain seconds per token: {words(result['decoding']['pruned_over_plain'], '.3f')}; "
@@ -404,6 +431,30 @@ def show(console: Console, result: dict[str, Any]) -> None:
             f"peak memory that prefill adds at {entry['tokens']} tokens: plain {entry['plain']:.0f} MiB, monitored and "
             f"pruned {entry['pruned']:.0f} MiB"
         )
+
+
+def compared(result: dict[str, Any], words: Callable[[dict[str, float], str], str]) -> Table:
+    """Prediction beside measurement."""
+    table = Table(title="What `entroprefill plan` predicts, and what was measured")
+    names = ("tokens", "layer", "kept", "speed-up", "measured", "KV MiB", "measured", "looking", "measured")
+    for name in names:
+        table.add_column(name, justify="right")
+    for size in result["sizes"]:
+        # The prediction counts the scores; what is measured proposes and judges, too.
+        looking = [f"{size['predicted_rule_share']:.2%}", words(size["rule_share"], ".2%")]
+        for row in size["pruned"]:
+            table.add_row(
+                str(size["tokens"]),
+                str(row["layer"]),
+                f"{row['kept_share']:.0%}",
+                f"{row['ideal_speedup']:.2f}",
+                words(row["speedup"], ".2f"),
+                f"{row['predicted_kv_bytes'] / 2**20:.2f}",
+                f"{row['kv_bytes'] / 2**20:.2f}",
+                *looking,
+            )
+            looking = ["", ""]
+    return table
 
 
 def main() -> None:
