@@ -11,6 +11,8 @@ Several probes run side by side in one forward under a mask that hides them from
 ``P``, and ``L`` layers: the linear work of the branch is ``(B s / n) ((l + 1) / L)`` of a full prefill's. Its attention
 forms ``B s (P + s)`` pairs per layer, against ``n^2 / 2``. This is paid again at each layer whose proposal reaches the
 audit; extra memory is one layer's keys and values, and in filter mode those of layers ``0..l``.
+Measured on SmolLM2 in float32 on a CPU (processor time): 64 probes of 31 tokens over a prompt of 994, read at layer 15
+of 30, took 1.30 times what the full prefill took; the linear part of the formula says 1.07.
 """
 
 from __future__ import annotations

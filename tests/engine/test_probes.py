@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -484,3 +486,43 @@ def test_a_model_on_which_a_backend_ran_probes_is_as_it_was() -> None:
     after = greedy(made.model, PROMPT)
     assert plain.tokens == after.tokens
     assert torch.equal(plain.logits, after.logits)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_what_a_bank_of_64_costs_on_a_prompt_of_a_thousand_tokens(
+    smollm2: tuple[Any, Any], smoke_questions: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank = tuple(f"{item['question']} ({turn})" for turn in range(16) for item in smoke_questions)[:64]
+    longest = max(smoke_questions, key=lambda item: sum(len(chunk["text"]) for chunk in item["chunks"]))
+    chunks = [Chunk(id=str(i), text=chunk["text"]) for i, chunk in enumerate(longest["chunks"])]
+    audit = AuditConfig(observers=(ProbeQueries(queries=bank),), eps_audit=0.9, m_a=64)
+    config = PruningConfig(layers=(15,), eps_row=0.9, min_saving=0.01, mass_min=0.0, mu_min=1e-6, audit=audit)
+    with one_thread(), LocalBackend(*smollm2) as backend:
+        while backend.layout(RagRequest(chunks=chunks, query="What?")).n_tokens > 1024:
+            chunks = chunks[:-1]
+        request = RagRequest(chunks=chunks, query=longest["question"])
+        job = backend._prepare(request, config, {"max_new_tokens": 1})
+        spent: list[float] = []
+        read = job.run.probes.read  # type: ignore[union-attr]
+
+        def timed(*given: Any) -> Tensor:
+            started = time.thread_time()
+            masses = read(*given)
+            spent.append(time.thread_time() - started)
+            return masses
+
+        job.run.probes.read = timed  # type: ignore[method-assign,union-attr]
+        record = backend._answer(job).audit
+        started = time.thread_time()
+        backend.generate(request, PruningConfig(enabled=False), max_new_tokens=1)
+        whole = time.thread_time() - started
+    assert record.trials[-1].audits[0].m == 64
+    tokens = sum(map(len, job.run.probes._bank.suffixes.values()))  # type: ignore[union-attr]
+    linear = tokens / record.prompt.tokens * 16 / 30
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n64 probes, {tokens} tokens, over {record.prompt.tokens} tokens, read at layer 15 of 30: "
+            f"{sum(spent) / whole:.2f} of a full prefill (linear part: {linear:.2f})\n"
+        )
+    assert sum(spent) / whole < 4 * linear
