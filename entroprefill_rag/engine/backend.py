@@ -158,7 +158,7 @@ class LocalBackend:
             attn_implementation=attn_implementation,
             **model_kwargs,
         )
-        return cls(
+        made = cls(
             loaded.model,
             loaded.tokenizer,
             name=loaded.name,
@@ -168,6 +168,9 @@ class LocalBackend:
             ledger=ledger,
             profile=profile,
         )
+        # Ledger and profile need it: made while loading, it does not delay the first answer.
+        _ = made._fingerprint
+        return made
 
     # -- what is asked of it --------------------------------------------------------------------------------------
 
@@ -198,8 +201,12 @@ class LocalBackend:
             layers=len(anatomy.layers),
             query_heads=anatomy.query_heads,
             kv_heads=anatomy.kv_heads,
-            fingerprint=families.fingerprint(self.model, self.tokenizer),
+            fingerprint=self._fingerprint,
         )
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return families.fingerprint(self.model, self.tokenizer)
 
     def layout(
         self, request: RagRequest, config: PruningConfig | None = None, *, max_new_tokens: int = 1
