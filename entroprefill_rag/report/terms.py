@@ -31,7 +31,7 @@ class Term:
 TERMS = {
     # The run.
     "chunks": Term("chunks dropped", "Chunks that the layers above the accepted one never saw, of all in the prompt."),
-    "removed": Term("tokens removed", "Tokens of the dropped chunks, and their share of all chunk tokens."),
+    "removed": Term("tokens removed", "Tokens of the dropped chunks, of all chunk tokens."),
     "prompt_tokens": Term("prompt tokens", "Length of the prompt, with instruction, chunks, query and template."),
     "accepted_layer": Term(
         "accepted layer",
@@ -54,14 +54,14 @@ TERMS = {
     "doc_mass": Term(
         "document mass",
         "Mean share of their attention that the proposal rows place on chunks. A layer where it is low looks "
-        "elsewhere, so that it discards little whatever is removed; `mass_min` rejects it.",
+        "elsewhere, so that it discards little whatever is removed; mass_min rejects it.",
         _NOT_CLAIMED,
     ),
     "saved": Term("saved", "Chunk tokens that the layer's proposal would remove, and their share."),
     "max_discarded": Term(
         "worst row",
         "Largest attention that any head places on the proposed chunks in any proposal row, against its cap "
-        "(`eps_row`). Exact for these rows.",
+        "(eps_row). Exact for these rows.",
         _CAPS,
     ),
     "bound_limit": Term(
@@ -72,7 +72,7 @@ TERMS = {
     # The heads.
     "weight": Term(
         "weight",
-        "w[h]: how much the head counts in its GQA group's pooled mass; never below the floor `zeta`.",
+        "w[h]: how much the head counts in its GQA group's pooled mass; never below the floor zeta.",
         _SYMBOLS,
     ),
     "group": Term("group", "GQA group: query heads that share one head of keys and values.", _SYMBOLS),
@@ -108,7 +108,7 @@ TERMS = {
         "Upper confidence bound on the mean over the whole distribution; where every row was read, the exact mean.",
         _AUDIT,
     ),
-    "limit": Term("limit", "`eps_audit`: what the bound must not exceed, in every head.", _AUDIT),
+    "limit": Term("limit", "eps_audit: what the bound must not exceed, in every head.", _AUDIT),
     "level": Term("level", "Probability of error spent on each head's statement.", _AUDIT),
     "retained_share": Term(
         "rows retained",
@@ -116,14 +116,16 @@ TERMS = {
         _AUDIT,
     ),
     # The dual bound.
-    "dual_bound": Term("upper bound", "No set within all caps could save more chunk tokens than this.", _CAPS),
+    "dual_bound": Term("upper bound", "No set within all caps could save more chunk tokens than this.", _SETTINGS),
     "dual_saved": Term("tokens saved", "What the chosen set saves."),
     "dual_gap": Term(
-        "gap", "The bound less the tokens saved. It is no loss where removal stopped at the target by choice.", _CAPS
+        "gap",
+        "The bound less the tokens saved. It is no loss where removal stopped at the target by choice.",
+        _SETTINGS,
     ),
-    "k_max": Term("most chunks", "Most chunks that may go: `m0` stay.", _SETTINGS),
-    "price_t": Term("price of a chunk", "t: tokens that one more removed chunk costs in the bound.", _CAPS),
-    "price": Term("price", "y: tokens that a unit of this head's and row's cap is worth in the bound.", _CAPS),
+    "k_max": Term("most chunks", "Most chunks that may go: m0 stay.", _SETTINGS),
+    "price_t": Term("price of a chunk", "t: tokens that one more removed chunk costs in the bound.", _SETTINGS),
+    "price": Term("price", "y: tokens that a unit of this head's and row's cap is worth in the bound.", _SETTINGS),
     # Decoding.
     "decode_largest": Term(
         "largest",
@@ -131,7 +133,7 @@ TERMS = {
         _DECODING,
     ),
     "decode_mean": Term("mean", "The same, over all generated tokens read and all heads.", _DECODING),
-    "decode_threshold": Term("threshold", "`drift_threshold`: above it a token counts as drifted.", _SETTINGS),
+    "decode_threshold": Term("threshold", "drift_threshold: above it a token counts as drifted.", _SETTINGS),
     "decode_first": Term("first above", "The first generated token whose row passed the threshold, from 1.", _SETTINGS),
-    "decode_action": Term("action", "What was done then, as `on_drift` says.", _SETTINGS),
+    "decode_action": Term("action", "What was done then, as on_drift says.", _SETTINGS),
 }
