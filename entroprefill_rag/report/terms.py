@@ -116,16 +116,16 @@ TERMS = {
         _AUDIT,
     ),
     # The dual bound.
-    "dual_bound": Term("upper bound", "No set within all caps could save more chunk tokens than this.", _SETTINGS),
+    "dual_bound": Term("upper bound", "No set within all caps could save more chunk tokens than this.", _CAPS),
     "dual_saved": Term("tokens saved", "What the chosen set saves."),
     "dual_gap": Term(
         "gap",
         "The bound less the tokens saved. It is no loss where removal stopped at the target by choice.",
-        _SETTINGS,
+        _CAPS,
     ),
     "k_max": Term("most chunks", "Most chunks that may go: m0 stay.", _SETTINGS),
-    "price_t": Term("price of a chunk", "t: tokens that one more removed chunk costs in the bound.", _SETTINGS),
-    "price": Term("price", "y: tokens that a unit of this head's and row's cap is worth in the bound.", _SETTINGS),
+    "price_t": Term("price of a chunk", "t: tokens that one more removed chunk costs in the bound.", _CAPS),
+    "price": Term("price", "y: tokens that a unit of this head's and row's cap is worth in the bound.", _CAPS),
     # Decoding.
     "decode_largest": Term(
         "largest",
