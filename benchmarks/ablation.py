@@ -33,6 +33,12 @@ ROOT = Path(__file__).parent.parent
 METHODS = ("last row", "mean", "renyi", "profile")
 SHARES = (0.25, 0.5)
 FORMAT = 1
+HOW_TO_READ = (
+    "Written by `benchmarks/ablation.py`. Attention alone: no caps, no audit, no answers. Chunks are ordered by pooled "
+    "mass per token and a share of the *chunks* is kept. Recall: share of the gold chunks kept. Need met: all of them "
+    "kept, or any one where one is enough. Intervals: bootstrap over questions, of the paired difference at that layer "
+    "alone."
+)
 
 
 def questions(files: Sequence[Path], most: int | None) -> list[dict[str, Any]]:
@@ -148,7 +154,7 @@ def page(table: Table, about: str) -> str:
     """The tables, in Markdown."""
     rng = np.random.default_rng(0)
     n, methods = len(table.rows), table.methods
-    lines = [about, "", f"n = {n} questions; gold kept by a random choice: "]
+    lines = [about, "", HOW_TO_READ, "", f"n = {n} questions; gold kept by a random choice: "]
     lines[-1] += ", ".join(f"{table.batch.chance(share):.2f} at {share:.0%}" for share in SHARES) + "."
     for share in SHARES:
         lines += ["", f"## {share:.0%} of the chunks kept", ""]
@@ -231,9 +237,13 @@ def main() -> None:
         if not rows:
             raise SystemExit("nothing could be measured")
         profile = backend.profile
+        training = "" if profile is None else f", fitted to {profile.training.questions} training questions made from "
+        if profile is not None:
+            training += f"{profile.training.source} texts"
         about = (
             f"{backend.model_info.name}, {backend.model_info.dtype}, entroprefill_rag {__version__}; profile: "
-            f"{'none' if profile is None else profile.name}; sets: {', '.join(file.stem for file in given.data)}."
+            f"{'none' if profile is None else profile.name}{training}; sets: "
+            f"{', '.join(file.stem for file in given.data)}, at most {given.questions or 'all'} questions of each."
         )
         text = page(Table(rows, profile, backend.anatomy.kv_heads), about)
     print(text)

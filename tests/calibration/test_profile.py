@@ -13,6 +13,7 @@ from entroprefill_rag.calibration.profile import ModelProfile, settle, shipped
 from entroprefill_rag.config import HeadProfile
 from entroprefill_rag.engine.families import fingerprint
 from entroprefill_rag.errors import ProfileError
+from entroprefill_rag.verify.check import check
 
 ABLE = tuple(range(1, 5))
 
@@ -186,3 +187,26 @@ def test_nothing_of_torch_s_global_state_is_touched(tiny):
     before = torch.get_rng_state()
     LocalBackend(*tiny, profile=fitting(tiny)).close()
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("more", [{}, {"mu_min": 0.9}, {"mass_min": 0.99}, {"layers": (1, 2)}])
+def test_a_record_of_a_profiled_run_follows_from_itself(tiny, more):
+    config = LOOSE.model_copy(update={"layers": "auto", "head_weights": "auto", **more})
+    with LocalBackend(*tiny, name="tiny", profile=fitting(tiny)) as backend:
+        record = backend.generate(request(), config, max_new_tokens=2).audit
+    assert check(record) == []
+
+
+def test_a_layer_whose_picked_heads_see_no_documents_proposes_nothing(tiny):
+    config = LOOSE.model_copy(update={"layers": "auto", "head_weights": "auto", "mu_min": 0.99})
+    with LocalBackend(*tiny, name="tiny", profile=fitting(tiny)) as backend:
+        record = backend.generate(request(), config, max_new_tokens=2).audit
+    assert {trial.verdict.code for trial in record.trials} == {"no_eligible_heads"}
+    assert "that the profile picks" in record.trials[0].verdict.message
+
+
+def test_a_layer_that_the_profile_does_not_know_is_weighed_as_the_paper_does(tiny):
+    config = LOOSE.model_copy(update={"layers": (1, 2), "head_weights": "auto", "streak": 9})
+    with LocalBackend(*tiny, name="tiny", profile=fitting(tiny)) as backend:
+        record = backend.generate(request(), config, max_new_tokens=2).audit
+    assert [trial.weighting for trial in record.trials] == ["renyi", "profile"]
