@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,7 +254,7 @@ def _threshold(low: float, most: float) -> float:
     return float(f"{min(most, max(0.005, low / 2)):.2g}")
 
 
-def _short(value: float | np.floating[object]) -> float:
+def _short(value: float | np.floating[Any]) -> float:
     return float(f"{float(value):.4g}")
 
 
