@@ -28,6 +28,7 @@ from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
+from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import TypeAdapter
@@ -226,9 +227,8 @@ def test_an_engine_can_be_pickled_and_copied(backend, nodes, copied):
 def test_citations_of_retained_nodes_are_cut_from_them_alone(pp, nodes):
     """run-llama/llama_index#17439: cutting a node for citations changed the node itself, so texts came twice."""
     before = copy.deepcopy(nodes)
-    engine = CitationQueryEngine(
-        Found(nodes), llm=MockLLM(), node_postprocessors=[pp], citation_chunk_size=8, citation_chunk_overlap=0
-    )
+    cut = TokenTextSplitter(chunk_size=8, chunk_overlap=0)  # the default one wants data of nltk's
+    engine = CitationQueryEngine(Found(nodes), llm=MockLLM(), node_postprocessors=[pp], text_splitter=cut)
     response = engine.query(QUERY)
     kept = pp.postprocess_nodes(nodes, query_str=QUERY)
     texts = [node.node.get_content() for node in response.source_nodes]
