@@ -190,8 +190,10 @@ def find(fingerprint: str) -> ModelProfile | None:
 def settle(config: PruningConfig, profile: ModelProfile | None, monitorable: tuple[int, ...]) -> PruningConfig:
     """A configuration in which nothing is left to a profile: as a run uses it and its record holds it.
 
-    Where the profile weighs the heads, it also gives the monitored layers, if they are 'auto', and `mu_min` and
-    `mass_min` where the caller left them at their defaults. It never touches a cap or the audit.
+    Where the profile weighs the heads, it also gives the monitored layers, if they are 'auto', and for these, since
+    they were seen to find evidence, `mu_min` and `mass_min` where the caller left them at their defaults. Layers that
+    the caller names keep the usual limits: one that looks at sinks only must not pass. It never touches a cap or the
+    audit.
 
     Args:
         config: as the caller gave it.
@@ -211,11 +213,11 @@ def settle(config: PruningConfig, profile: ModelProfile | None, monitorable: tup
                 "'auto'"
             )
         return config.model_copy(update={"head_weights": "renyi"})
-    layers = config.layers
-    if layers == "auto":
-        layers = tuple(layer for layer in profile.layers if layer in monitorable)
-        if not layers:  # all of them see too little of this prompt
-            return config.model_copy(update={"head_weights": "renyi"})
+    if config.layers != "auto":
+        return config.model_copy(update={"head_weights": profile.head_profile(config.layers)})
+    layers = tuple(layer for layer in profile.layers if layer in monitorable)
+    if not layers:  # all of them see too little of this prompt
+        return config.model_copy(update={"head_weights": "renyi"})
     update: dict[str, Any] = {"head_weights": profile.head_profile(layers), "layers": layers}
     update |= {name: getattr(profile, name) for name in ("mass_min", "mu_min") if name not in config.model_fields_set}
     return config.model_copy(update=update)

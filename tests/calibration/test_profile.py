@@ -55,6 +55,13 @@ def test_a_profile_gives_layers_and_thresholds_that_the_caller_left_open():
     assert [layer for layer, _ in kept.head_weights.weights] == [3]
 
 
+def test_layers_that_the_caller_names_keep_the_limits_that_reject_sink_only_layers():
+    usual = PruningConfig()
+    found = settle(PruningConfig(layers=(3, 4)), profile(), ABLE)
+    assert (found.layers, found.mass_min, found.mu_min) == ((3, 4), usual.mass_min, usual.mu_min)
+    assert isinstance(found.head_weights, HeadProfile)
+
+
 def test_a_profile_never_touches_caps_or_audit():
     found = settle(PruningConfig(), profile(), ABLE)
     assert (found.eps_row, found.rho, found.audit) == (
