@@ -131,16 +131,17 @@ def test_scores_that_a_retriever_gave_as_numpy_numbers_reach_a_web_service(backe
         node.score = np.float32(node.score)
     pp = li.EntroPrefillPostprocessor(backend=backend, config=llama_cases.SEEDED)
     synthesizer = pp.synthesizer(**SHORT)
-    handed = synthesizer.synthesize(QUERY, pp.postprocess_nodes(nodes, query_str=QUERY))
+    kept = pp.postprocess_nodes(nodes, query_str=QUERY)
+    handed = synthesizer.synthesize(QUERY, kept)
     whole = engine_over(nodes, backend).query(QUERY)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for response in (handed, whole):
-            assert response.source_nodes
-            assert all(type(node.score) is float for node in response.source_nodes)
-            json.loads(TypeAdapter(list[NodeWithScore]).dump_json(list(response.source_nodes)))
-            json.loads(response.source_nodes[0].to_json())
-            json.dumps(response.metadata)
+        for found in (kept, handed.source_nodes, whole.source_nodes):
+            assert found
+            assert all(type(node.score) is float for node in found)
+            json.loads(TypeAdapter(list[NodeWithScore]).dump_json(list(found)))
+            json.loads(found[0].to_json())
+        json.dumps([handed.metadata, whole.metadata])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
