@@ -19,24 +19,40 @@ from typing import Any
 
 import torch
 import transformers
-from measure import measure
+from measure import measure, request_of
 from report import write
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from entroprefill_rag import LocalBackend, __version__
+from entroprefill_rag.errors import PromptOverflowError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FORMAT = 1
 
 
-def questions(files: list[Path], most: int | None) -> list[dict[str, Any]]:
+def questions(files: list[Path]) -> list[dict[str, Any]]:
     """Labelled questions of all files, in order, those with chunks only."""
     found = [
         json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
     ]
-    return [question for question in found if question["chunks"]][:most]
+    return [question for question in found if question["chunks"]]
+
+
+def fits(backend: LocalBackend, question: dict[str, Any], most: int) -> bool:
+    """Whether its prompt has at most so many tokens."""
+    try:
+        return backend.layout(request_of(question)).n_tokens <= most
+    except PromptOverflowError:
+        return False
+
+
+def spread(found: list[dict[str, Any]], most: int | None) -> list[dict[str, Any]]:
+    """At most so many, evenly over the order of the files, so that every data set has its share."""
+    if most is None or most >= len(found):
+        return found
+    return [found[i * len(found) // most] for i in range(most)]
 
 
 def done(file: Path, stamp: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -54,6 +70,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--data", type=Path, nargs="+", default=[HERE.parent / "data" / "smoke.jsonl"])
     parser.add_argument("--questions", type=int, help="at most this many")
+    parser.add_argument(
+        "--most-tokens", type=int, default=4096, help="leave longer prompts out; the page says how many"
+    )
     parser.add_argument("--rows", type=Path, default=ROOT / "build" / "study" / "rows.jsonl")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "study.md")
     parser.add_argument("--report-only", action="store_true", help="make the page from the rows that are there")
@@ -64,8 +83,10 @@ def main() -> None:
         rows = [json.loads(line) for line in given.rows.read_text(encoding="utf-8").splitlines() if line.strip()]
         write(rows, given.page)
         return
-    wanted = questions(given.data, given.questions)
     backend = LocalBackend.from_pretrained(given.model, dtype=given.dtype)
+    known = questions(given.data)
+    short = [one for one in known if fits(backend, one, given.most_tokens)]
+    wanted = spread(short, given.questions)
     stamp = {
         "format": FORMAT,
         "model": backend.model_info.name,
@@ -89,7 +110,8 @@ def main() -> None:
                     file.write(json.dumps(row) + "\n")
                 rows_by_id[question["id"]] = row
             progress.advance(bar)
-    write([rows_by_id[question["id"]] for question in wanted], given.page)
+    left_out = len(known) - len(short)
+    write([rows_by_id[question["id"]] for question in wanted], given.page, left_out, given.most_tokens)
     console.print(f"wrote {given.page}")
 
 

@@ -41,8 +41,8 @@ def request_of(question: dict[str, Any]) -> RagRequest:
 
 
 def config_at(cap: float) -> PruningConfig:
-    """The defaults with one number for the rows' cap and the audit's limit."""
-    return PruningConfig(eps_row=cap, audit=AuditConfig(eps_audit=cap, delta=DELTA))
+    """The defaults with one number for the rows' cap and the audit's limit, and the paper's head weights."""
+    return PruningConfig(head_weights="renyi", eps_row=cap, audit=AuditConfig(eps_audit=cap, delta=DELTA))
 
 
 class EveryLayer:

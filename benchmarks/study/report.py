@@ -52,8 +52,8 @@ def trials(rows: Sequence[Row], keep: Callable[[Row], bool]) -> list[Row]:
     return [trial for row in rows for trial in row["layers"] if keep(trial)]
 
 
-def write(rows: Sequence[Row], page: Path) -> None:
-    """Write the page and its plots beside it."""
+def write(rows: Sequence[Row], page: Path, left_out: int = 0, most_tokens: int | None = None) -> None:
+    """Write the page and its plots beside it; ``left_out`` questions had prompts of more than ``most_tokens``."""
     if not rows:
         raise SystemExit("no rows to report: run the study first")
     stamp = rows[0]["stamp"]
@@ -68,7 +68,9 @@ def write(rows: Sequence[Row], page: Path) -> None:
         f"{stamp['model']}, {stamp['dtype']}, entroprefill {stamp['version']}, torch {stamp['torch']}, transformers "
         f"{stamp['transformers']}, {stamp['machine']}. {len(rows)} questions of {len(sources)} data sets, "
         f"{min(tokens)} to {max(tokens)} tokens (median {np.median(tokens):.0f}); "
-        f"{sum(row['seconds'] for row in rows) / 60:.0f} minutes in all. Intervals are 95% (Clopper-Pearson) over "
+        f"{sum(row['seconds'] for row in rows) / 60:.0f} minutes in all. "
+        + (f"{left_out} prompts of more than {most_tokens} tokens were left out. " if left_out else "")
+        + "Head weights are the paper's (Renyi), without a profile. Intervals are 95% (Clopper-Pearson) over "
         "questions; with so few questions they are wide. A number without an interval is a median with its range.",
         "",
         *assumptions(rows, plots),
