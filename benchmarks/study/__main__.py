@@ -111,7 +111,7 @@ def main() -> None:
                 rows_by_id[question["id"]] = row
             progress.advance(bar)
     left_out = len(known) - len(short)
-    write([rows_by_id[question["id"]] for question in wanted], given.page, left_out, given.most_tokens)
+    write([rows_by_id[question["id"]] for question in wanted], given.page, left_out, given.most_tokens, sys.argv[1:])
     console.print(f"wrote {given.page}")
 
 

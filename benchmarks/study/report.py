@@ -52,7 +52,13 @@ def trials(rows: Sequence[Row], keep: Callable[[Row], bool]) -> list[Row]:
     return [trial for row in rows for trial in row["layers"] if keep(trial)]
 
 
-def write(rows: Sequence[Row], page: Path, left_out: int = 0, most_tokens: int | None = None) -> None:
+def write(
+    rows: Sequence[Row],
+    page: Path,
+    left_out: int = 0,
+    most_tokens: int | None = None,
+    arguments: Sequence[str] = (),
+) -> None:
     """Write the page and its plots beside it; ``left_out`` questions had prompts of more than ``most_tokens``."""
     if not rows:
         raise SystemExit("no rows to report: run the study first")
@@ -64,7 +70,8 @@ def write(rows: Sequence[Row], page: Path, left_out: int = 0, most_tokens: int |
     text = [
         "# Study: what the bounds are worth on real questions",
         "",
-        "Written by `make study` (`benchmarks/study`); nothing on this page is typed in. "
+        f"Written by `{' '.join(('python benchmarks/study', *arguments))}` (`make study` for all questions); nothing on "
+        "this page is typed in. "
         f"{stamp['model']}, {stamp['dtype']}, entroprefill {stamp['version']}, torch {stamp['torch']}, transformers "
         f"{stamp['transformers']}, {stamp['machine']}. {len(rows)} questions of {len(sources)} data sets, "
         f"{min(tokens)} to {max(tokens)} tokens (median {np.median(tokens):.0f}); "
