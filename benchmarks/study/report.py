@@ -70,7 +70,7 @@ def write(
     text = [
         "# Study: what the bounds are worth on real questions",
         "",
-        f"Written by `{' '.join(('python benchmarks/study', *arguments))}` (`make study` for all questions); nothing on "
+        f"Written by `{' '.join(('python benchmarks/study', *arguments))}` (`make study` for all); nothing on "
         "this page is typed in. "
         f"{stamp['model']}, {stamp['dtype']}, entroprefill {stamp['version']}, torch {stamp['torch']}, transformers "
         f"{stamp['transformers']}, {stamp['machine']}. {len(rows)} questions of {len(sources)} data sets, "
