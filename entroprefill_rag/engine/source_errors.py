@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from entroprefill_rag.errors import ModelSourceError
 from entroprefill_rag.models import install_command
 from entroprefill_rag.packaged import DEFAULT_MODEL
@@ -39,10 +41,12 @@ def explain(error: Exception, name: str, *, on_disk: bool) -> ModelSourceError:
         return ModelSourceError(f"{name!r} cannot be loaded: it has no such revision. Leave `revision` out for 'main'.")
     # The hub's client is httpx or requests, by its version; neither is a dependency of ours.
     unreachable = any(
-        type(link).__module__.split(".")[0] in ("httpx", "requests") and type(link).__name__ in _UNREACHABLE
+        type(link).__module__.startswith(("httpx", "requests")) and type(link).__name__ in _UNREACHABLE
         for link in chain
     )
-    offline = unreachable or is_any(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError)
+    offline = unreachable or is_any(
+        hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError, socket.gaierror
+    )
     if not on_disk and offline:
         return ModelSourceError(
             f"{name!r} is not a folder here and not in the hub's cache, and the hub cannot be reached (offline?). "
