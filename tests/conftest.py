@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", str(min(4, os.cpu_count() or 1)))
 # A developer's own choices must not decide what a test sees.
 os.environ.pop("ENTROPREFILL_MODEL", None)
+
+# A busy machine is slow without being wrong: no test has a deadline.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _CACHE = os.environ.get("ENTROPREFILL_CACHE", "")

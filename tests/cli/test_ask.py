@@ -260,13 +260,16 @@ def test_what_is_no_record_cannot_be_shown(tmp_path):
 @pytest.mark.slow
 def test_an_interrupt_ends_with_130_and_no_traceback(request_file, tiny_folder):
     command = [*COMMAND, "ask", "--request", request_file, "--model", tiny_folder, "--max-new-tokens", "1500"]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    for _ in range(3):
+        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            assert process.stdout.read(1)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        if process.returncode != 0:  # on a busy machine the answer may be complete before the signal comes
+            break
     assert process.returncode == 130
     assert b"Traceback" not in errors
     assert b"interrupted" in errors
