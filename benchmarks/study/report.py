@@ -100,7 +100,8 @@ def assumptions(rows: Sequence[Row], plots: Path) -> list[str]:
         return [*lines, "Nothing was pruned, so nothing was measured.", ""]
     forced = sum(found["forced"] for found in known)
     lines += [
-        f"{len(known)} requests, {forced} of them forced at the layer that would have saved most, because the audit or "
+        f"{len(known)} of {len(rows)} requests (the others had nothing to prune or could not be diagnosed), "
+        f"{forced} of them forced at the layer that would have saved most, because the audit or "
         "a cap turned it down. Estimates on these requests, not guarantees. `drift` is the largest discarded mass of "
         "any retained row at that layer minus the audited layer's own; rows of chunks count.",
         "",

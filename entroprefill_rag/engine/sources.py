@@ -170,8 +170,9 @@ def _ask_hub(name: str, revision: str | None, kwargs: dict[str, Any]) -> None:
     import huggingface_hub
     from huggingface_hub import constants
 
-    place = {key: kwargs[key] for key in ("cache_dir",) if key in kwargs}
-    known = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision, **place)
+    known = huggingface_hub.try_to_load_from_cache(
+        name, "config.json", revision=revision, cache_dir=kwargs.get("cache_dir")
+    )
     if not constants.HF_HUB_OFFLINE and not isinstance(known, str) and "subfolder" not in kwargs:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=10, token=kwargs.get("token"))
 
