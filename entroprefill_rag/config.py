@@ -175,8 +175,8 @@ class PruningConfig(_Settings):
     layers: tuple[int, ...] | Literal["auto"] = Field(
         default="auto",
         description="Monitored layers [M], counted from 0, ascending; never layer 0 and never the last. 'auto' takes "
-        "those of the profile that weighs the heads, else at most eight layers that see all chunks, between 45% and 80% of the stack, or from a quarter of it on where "
-        "few layers attend globally.",
+        "those of the profile that weighs the heads, else at most eight layers that see all chunks, between 45% and "
+        "80% of the stack, or from a quarter of it on where few layers attend globally.",
     )
     sink_tokens: int = Field(
         default=4, ge=0, le=64, description="First tokens of the prompt that are protected and left out of masses."
