@@ -149,6 +149,15 @@ class HeadProfile(_Settings):
         description="Per layer, its index and `v` of every query head: nonnegative, summing to 1 over the layer. "
         "Layers that are not named are weighted as 'renyi' does."
     )
+    pooled: tuple[tuple[int, tuple[tuple[int, int, float], ...]], ...] = Field(
+        default=(),
+        description="Per layer, its index and the heads, of it and of layers before, whose attention ranks the chunks "
+        "there: layer, head, share; the shares of a layer sum to 1. Layers that are not named rank by their own heads.",
+    )
+
+    def heads_at(self, layer: int) -> tuple[tuple[int, int, float], ...]:
+        """Layer, head and share of every head that ranks the chunks at ``layer``; none where its own weights do."""
+        return next((heads for known, heads in self.pooled if known == layer), ())
 
     def at(self, layer: int) -> tuple[float, ...] | None:
         """``v`` of every query head of a layer; None where the profile does not know it."""
@@ -162,6 +171,23 @@ class HeadProfile(_Settings):
         for layer, v in value:
             if not v or any(not 0.0 <= share <= 1.0 for share in v) or abs(sum(v) - 1.0) > 1e-6:
                 raise ValueError(f"the weights of layer {layer} must be nonnegative and sum to 1, got {v}")
+        layers = [layer for layer, _ in value]
+        if layers != sorted(set(layers)):
+            raise ValueError(f"layers must ascend without repeats, got {layers}")
+        return value
+
+    @field_validator("pooled")
+    @classmethod
+    def _pooled_heads_come_before(
+        cls, value: tuple[tuple[int, tuple[tuple[int, int, float], ...]], ...]
+    ) -> tuple[tuple[int, tuple[tuple[int, int, float], ...]], ...]:
+        for layer, heads in value:
+            places = [head[:2] for head in heads]
+            good = bool(heads) and len(set(places)) == len(places) and all(head[2] > 0.0 for head in heads)
+            if not good or abs(sum(head[2] for head in heads) - 1.0) > 1e-6:
+                raise ValueError(f"the heads that rank chunks at layer {layer} need shares that sum to 1, got {heads}")
+            if any(not 1 <= at <= layer or head < 0 for at, head in places):
+                raise ValueError(f"at layer {layer} only heads of layers 1 to {layer} have been seen, got {places}")
         layers = [layer for layer, _ in value]
         if layers != sorted(set(layers)):
             raise ValueError(f"layers must ascend without repeats, got {layers}")
@@ -195,6 +221,12 @@ class PruningConfig(_Settings):
         "also gives `layers` (where 'auto') and, where they are left at their defaults, `mu_min` and `mass_min`. "
         "A record holds what was used. A callable receives the "
         "entropies and the eligibility, both [groups, heads per group], and returns nonnegative weights of that shape.",
+    )
+    evidence: Literal["auto", "layer"] = Field(
+        default="auto",
+        description="What ranks the chunks at a layer: 'auto' takes the heads of this and earlier layers that a "
+        "profile names (`head_weights`), 'layer' the layer's own weighted heads alone. Caps, envelope and audit are "
+        "always those of the layer itself.",
     )
     entropy_over: Literal["outside_sinks", "documents"] = Field(
         default="documents",
@@ -234,6 +266,12 @@ class PruningConfig(_Settings):
         default=0.5, gt=0.0, le=1.0, description="Share of chunk tokens at which removal stops."
     )
     max_saving: float = Field(default=0.75, gt=0.0, le=1.0, description="Share of chunk tokens never exceeded.")
+    reach: Literal["target", "all"] = Field(
+        default="target",
+        description="Which chunks may go: 'target' only those that rank lowest until `target_saving` is reached, so "
+        "that what a cap refuses is not made up for by chunks that rank higher; 'all' goes on to higher-ranking ones, "
+        "as the paper does.",
+    )
     solver: Literal["greedy", "exact"] = Field(
         default="greedy",
         description="'greedy' is the paper's; 'exact' removes the least pooled mass that reaches the target, by "

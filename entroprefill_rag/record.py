@@ -126,6 +126,11 @@ class LayerTrial(_Entry):
         default=None, description="What weighed the heads; None where no head was weighed."
     )
     pooled_mass: tuple[float, ...] = Field(default=(), description="A_i per chunk.")
+    evidence: tuple[float, ...] = Field(
+        default=(),
+        description="Share of the attention of the profile's heads, of this and earlier layers, that is on each chunk: "
+        "what the scores come from. Empty where they come from `pooled_mass`.",
+    )
     scores: tuple[float, ...] = Field(default=(), description="S_i per chunk, low = removed first.")
     removed: tuple[int, ...] = Field(default=(), description="Positions of the chunks proposed for removal.")
     stopped: str | None = Field(default=None, description="Why removal stopped: 'target' or 'exhausted'.")

@@ -48,8 +48,15 @@ class LayerMonitor(Protocol):
     def layers(self) -> tuple[int, ...]:
         """Monitored layers, ascending."""
 
+    @property
+    def evidence_layers(self) -> tuple[int, ...]:
+        """Layers that are read for the order of removal at monitored ones."""
+
     def observe(self, layer: int, read: RowReader) -> Any:
         """Decide at ``layer``; the result has ``accepted`` and, if so, ``kept_tokens``."""
+
+    def note(self, layer: int, read: RowReader) -> None:
+        """Read a layer of ``evidence_layers`` that is not monitored."""
 
 
 class RunCancelled(BaseException):
@@ -238,11 +245,17 @@ class PrefillRun:
                 raise RuntimeError("probes were asked for in a run that was made without them")
             return self.probes.read(layer, places, membership, self.cancelled)
 
+        decision = None
         with torch.no_grad():
-            decision = monitor.observe(layer, read if self.probes is None else _Reader(read, probe))
+            if layer in monitor.layers:
+                decision = monitor.observe(layer, read if self.probes is None else _Reader(read, probe))
+            else:
+                monitor.note(layer, read)
         seconds = time.perf_counter() - started
         self.stamps.rule += seconds
         self.stamps.layer_seconds[layer] = seconds
+        if decision is None:
+            return
         if decision.accepted:
             self.layer = layer
             self.gather = TokenGather(decision.kept_tokens, self.n_tokens)
@@ -283,7 +296,7 @@ class PrefillRun:
             and self.layer is None
             and self.refusal is None
             and self.monitor is not None
-            and layer in self.monitor.layers
+            and (layer in self.monitor.layers or layer in self.monitor.evidence_layers)
         )
 
     def _check_arguments(self, layer: int, kwargs: Mapping[str, Any]) -> None:

@@ -92,6 +92,8 @@ class Monitor:
 
     Attributes:
         layers: the monitored layers; empty where the request cannot be pruned (see `bypass`).
+        evidence_layers: layers whose proposal rows rank chunks at a monitored one; those that are not monitored go to
+            :meth:`note`.
         proposal_rows: LongTensor, positions of the proposal rows.
         seed: of the audit's draws.
         bypass: why nothing is monitored, known before any attention is read; None where something is.
@@ -134,6 +136,7 @@ class Monitor:
         if self.bypass is None:
             self.bypass = self._plan(len(layers))
         self.layers = layers if self.bypass is None else ()
+        self.evidence_layers = self._proposer.evidence_layers(self.layers)
 
     def _plan(self, layers: int) -> Reason | None:
         """Fix the audit; says why where this prompt cannot be audited."""
@@ -187,6 +190,18 @@ class Monitor:
             return Decision(False, (), kept.nonzero().flatten())
         kept[torch.from_numpy(self._removed_tokens(trial))] = False
         return Decision(True, trial.removed, kept.nonzero().flatten())
+
+    def note(self, layer: int, read: RowReader) -> None:
+        """Read the proposal rows of a layer that is not monitored, for the order of removal at later ones.
+
+        The audit is none the wiser: its draws stay unread, and the set may depend on these rows as on any other of
+        the proposal's.
+
+        Args:
+            layer: its index, one of `evidence_layers`.
+            read: reads rows of this layer.
+        """
+        self._proposer.note(layer, read(self.proposal_rows, True))
 
     def _scheduled(self, trial: LayerTrial) -> LayerTrial:
         """Count consecutive layers that agree on the set."""

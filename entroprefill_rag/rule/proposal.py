@@ -5,7 +5,7 @@ Nothing here knows the audit's draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.config import HeadProfile, PruningConfig
 from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.record import LayerTrial, Reason
 from entroprefill_rag.rule.audit import significant
+from entroprefill_rag.rule.evidence import Evidence
 from entroprefill_rag.rule.masses import RowMasses, chunk_positions, document_mass
 from entroprefill_rag.rule.pooling import pool_heads, pooled_chunks, pooled_tokens
 from entroprefill_rag.rule.removal import (
@@ -27,6 +28,7 @@ from entroprefill_rag.rule.removal import (
     exact_removal,
     greedy_removal,
     row_caps,
+    within_reach,
 )
 from entroprefill_rag.rule.scoring import chunk_scores, concentrations, relative_masses
 from entroprefill_rag.rule.stability import envelope, envelope_per_head
@@ -34,6 +36,11 @@ from entroprefill_rag.rule.stability import envelope, envelope_per_head
 Floats = NDArray[np.float64]
 
 PROPOSED = "proposed"
+NOTHING_FITS = {
+    "all": "No removable chunk fits under the caps of every head and row and under max_saving.",
+    "target": "None of the chunks that rank lowest fits under the caps of every head and row and under max_saving.",
+}
+"""By `reach`: why a layer's set is empty."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,18 @@ class Proposer:
         self._chunk_positions, self._owner = chunk_positions(layout.chunk_spans, first=layout.sink_tokens)
         outside_sinks = np.arange(layout.sink_tokens, layout.n_tokens, dtype=np.int64)
         self._region = self._chunk_positions if config.entropy_over == "documents" else outside_sinks
+        profile = config.head_weights if isinstance(config.head_weights, HeadProfile) else None
+        self._evidence = Evidence(profile if config.evidence == "auto" else None, config.mu_min)
+
+    def evidence_layers(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Layers whose rows rank chunks at one of these, ascending; these themselves may be among them."""
+        return self._evidence.layers(layers)
+
+    def note(self, layer: int, rows: RowMasses) -> None:
+        """Keep what a layer's rows show for the order of removal at later ones."""
+        if rows.tokens is None:
+            raise ValueError("evidence needs the mean row per token; read the proposal rows with tokens=True")
+        self._evidence.note(layer, rows.tokens[:, torch.from_numpy(self._chunk_positions)].double().numpy())
 
     def why_not(self) -> Reason | None:
         """Why this prompt can have no removed set, whatever its attention; None where it may."""
@@ -116,6 +135,7 @@ class Proposer:
         if rows.tokens is None:
             raise ValueError("the proposal needs the mean row per token; read the proposal rows with tokens=True")
         config, groups = self._config, self._groups
+        self.note(layer, rows)
         masses, mean_rows = rows.chunks.double().numpy(), rows.tokens.numpy()
         heads = len(masses)
         if not (np.isfinite(masses).all() and np.isfinite(mean_rows).all()):
@@ -157,8 +177,13 @@ class Proposer:
             return Proposal(LayerTrial(**seen, verdict=Reason(code="no_eligible_heads", message=message)), masses)
         pooled = pooled_chunks(masses, pooling.weights, groups)
         per_token = pooled_tokens(mean_rows[:, self._chunk_positions], pooling.weights, groups)
+        ranking = pooled
+        if (evidence := self._evidence.at(layer)) is not None:
+            per_token = evidence
+            ranking = np.bincount(self._owner, weights=evidence, minlength=len(self.tokens))
+            seen["evidence"] = significant(ranking)
         scores = chunk_scores(
-            relative_masses(pooled, self.tokens, config.alpha),
+            relative_masses(ranking, self.tokens, config.alpha),
             concentrations(per_token, self._owner, len(self.tokens)),
             config.lam,
         )
@@ -171,10 +196,13 @@ class Proposer:
             target_tokens=self._target,
             max_tokens=self._most,
         )
+        able = problem
+        if config.reach == "target":
+            able = replace(problem, removable=within_reach(problem, scores))
         if config.solver == "exact":
-            removal = exact_removal(problem, scores, pooled, seconds=config.solver_seconds)
+            removal = exact_removal(able, scores, pooled, seconds=config.solver_seconds)
         else:
-            removal = greedy_removal(problem, scores)
+            removal = greedy_removal(able, scores)
         seen |= {"pooled_mass": significant(pooled), "scores": significant(scores)}
         return Proposal(self._judged(seen, problem, removal, pooled, pooling.weights), masses, problem)
 
@@ -190,8 +218,7 @@ class Proposer:
         share = removal.tokens_saved / max(int(self.tokens.sum()), 1)
         verdict = Reason(code=PROPOSED, message="")
         if not removal.removed:
-            message = "No removable chunk fits under the caps of every head and row and under max_saving."
-            verdict = Reason(code="caps_leave_nothing", message=message)
+            verdict = Reason(code="caps_leave_nothing", message=NOTHING_FITS[self._config.reach])
         elif removal.tokens_saved < self._least:
             message = (
                 f"The set saves {share:.1%} of the chunk tokens, below min_saving = {self._config.min_saving:.1%}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -108,6 +108,22 @@ def effective_caps(caps: Floats, masses: Floats, eligible: NDArray[np.bool_], rh
     if rho is not None:
         full[eligible] = np.minimum(full[eligible], rho * masses[eligible].sum(axis=-1))
     return full
+
+
+def within_reach(problem: RemovalProblem, scores: Floats) -> NDArray[np.bool_]:
+    """``[k]`` the removable chunks that would go if no row had a cap: the lowest-ranking ones up to the target.
+
+    With caps, greedy makes up for a low chunk that does not fit by one that ranks higher, and so removes what the
+    order says to keep. Held to this set it removes less instead (``reach="target"``).
+
+    Args:
+        problem: what may go and the limits.
+        scores: ``[k]``.
+    """
+    uncapped = replace(problem, caps=np.full_like(problem.caps, np.inf))
+    within = np.zeros(len(problem.tokens), dtype=np.bool_)
+    within[list(greedy_removal(uncapped, scores).removed)] = True
+    return within
 
 
 def _result(problem: RemovalProblem, removed: Iterable[int], solver: str) -> Removal:

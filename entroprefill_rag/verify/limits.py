@@ -57,6 +57,10 @@ def _no_set(record: AuditRecord) -> bool:
     return not any(trial.pooled_mass for trial in record.trials)
 
 
+def _evidence_pooled(record: AuditRecord) -> bool:
+    return any(trial.evidence for trial in record.trials)
+
+
 LIMITS: tuple[Unknown, ...] = (
     Unknown(
         "when, with which versions and on which model it ran",
@@ -81,8 +85,8 @@ LIMITS: tuple[Unknown, ...] = (
         "settings of the proposal",
         "no claim depends on how a set was found, and masses by which it was found are not all recorded",
         (
-            r"config\.(head_weights(\.name)?|entropy_over|tau|zeta|mu_min|mass_min|alpha|lam|rho|m0|theta|streak)",
-            r"config\.(solver_seconds|min_saving|target_saving)",
+            r"config\.(head_weights(\.name)?|entropy_over|tau|zeta|mu_min|mass_min|alpha|lam|rho|m0|theta|streak|evidence)",
+            r"config\.(reach|solver_seconds|min_saving|target_saving)",
         ),
     ),
     Unknown(
@@ -112,6 +116,12 @@ LIMITS: tuple[Unknown, ...] = (
             r"trials\[\d+\]\.row_max(\[\d+\])*",
             r"trials\[\d+\]\.audits\[\d+\]\.(eta_hat|upper|log_wealth)(\[\d+\])?",
         ),
+    ),
+    Unknown(
+        "masses of single chunks, where evidence is pooled over layers",
+        "the order follows the evidence, which was read at several layers and is not recorded head by head",
+        (r"trials\[\d+\]\.(evidence|pooled_mass)(\[\d+\])?", r"config\.head_weights\.pooled.*"),
+        _evidence_pooled,
     ),
     Unknown(
         "what was seen while decoding",

@@ -8,8 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from entroprefill_rag.config import HeadProfile
 from entroprefill_rag.record import LayerTrial
 from entroprefill_rag.rule.dual import dual_value
+from entroprefill_rag.rule.removal import RemovalProblem, within_reach
 from entroprefill_rag.rule.scoring import relative_masses
 from entroprefill_rag.rule.stability import envelope, envelope_per_head
 from entroprefill_rag.verify.facts import Facts
@@ -19,6 +21,7 @@ Floats = NDArray[np.float64]
 
 NOT_PROPOSED = {
     "pooled_mass": (),
+    "evidence": (),
     "scores": (),
     "removed": (),
     "stopped": None,
@@ -51,6 +54,7 @@ def check_set(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> bo
     )
     good &= found.expect(f"{path}.pooled_mass", len(trial.pooled_mass), k, "one mass per chunk")
     good &= found.expect(f"{path}.scores", len(trial.scores), k, "one score per chunk")
+    good &= _check_evidence(trial, facts, path, found)
     if not good:
         return False
     saved = int(facts.tokens[list(removed)].sum())
@@ -75,6 +79,22 @@ def check_set(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> bo
         re.fullmatch(pattern, str(trial.solver)) is not None, f"{path}.solver", trial.solver, pattern, "as configured"
     )
     return True
+
+
+def _check_evidence(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> bool:
+    """Evidence pooled over layers: only where a profile pools, one share per chunk, 1 in all."""
+    if not trial.evidence:
+        return True
+    profile = facts.config.head_weights
+    pools = isinstance(profile, HeadProfile) and facts.config.evidence == "auto" and profile.heads_at(trial.layer)
+    good = found.require(
+        bool(pools), f"{path}.evidence", trial.evidence, "none", "only a profile pools evidence over layers"
+    )
+    good &= found.expect(f"{path}.evidence", len(trial.evidence), len(facts.tokens), "one share per chunk")
+    low = min(trial.evidence)
+    good &= found.require(low >= 0.0, f"{path}.evidence", low, "at least 0", "shares of attention")
+    good &= found.expect(f"{path}.evidence", float(sum(trial.evidence)), 1.0, "shares of all that is on the chunks")
+    return good
 
 
 def check_masses(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> None:
@@ -118,7 +138,8 @@ def check_masses(trial: LayerTrial, facts: Facts, path: str, found: Findings) ->
         [float(pooled.sum()) / (r * weights.min())],
         "pooled masses are means of the same masses, weighted",
     )
-    relative = np.log(relative_masses(pooled, facts.tokens, facts.config.alpha))
+    ranking = np.array(trial.evidence) if trial.evidence else pooled
+    relative = np.log(relative_masses(ranking, facts.tokens, facts.config.alpha))
     scores = np.array(trial.scores)
     found.between(
         f"{path}.scores",
@@ -154,9 +175,21 @@ def check_order(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> 
     taken, saved = np.zeros(maxima.shape[1]), 0
     count = 0
     scores = np.array(trial.scores)
+    within = facts.removable
+    if facts.config.reach == "target":
+        uncapped = RemovalProblem(
+            masses=np.zeros((1, 1, len(scores))),
+            caps=np.ones((1, 1)),
+            tokens=facts.tokens,
+            removable=facts.removable,
+            m0=facts.config.m0,
+            target_tokens=facts.target,
+            max_tokens=facts.most,
+        )
+        within = within_reach(uncapped, scores)
     for i in np.lexsort((-np.arange(len(scores)), scores)).tolist():
         over = saved >= facts.target or count >= facts.k_max
-        fits = bool(facts.removable[i]) and saved + int(facts.tokens[i]) <= facts.most
+        fits = bool(within[i]) and saved + int(facts.tokens[i]) <= facts.most
         if i in trial.removed:
             if not found.require(not over and fits, f"{path}.removed", i, "not removed", rule):
                 return

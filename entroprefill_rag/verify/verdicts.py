@@ -6,6 +6,7 @@ import re
 
 from entroprefill_rag.record import LayerTrial, Reason
 from entroprefill_rag.rule.monitor import jaccard_distance
+from entroprefill_rag.rule.proposal import NOTHING_FITS
 from entroprefill_rag.verify.audits import check_audits
 from entroprefill_rag.verify.facts import Facts
 from entroprefill_rag.verify.findings import RELATIVE, Findings
@@ -127,9 +128,7 @@ def _verdict(trial: LayerTrial, facts: Facts, *, proposed: bool, looked: bool) -
     if trial.eligible_heads == 0:
         return _plain("no_eligible_heads", "")
     if not trial.removed:
-        return _plain(
-            "caps_leave_nothing", "No removable chunk fits under the caps of every head and row and under max_saving."
-        )
+        return _plain("caps_leave_nothing", NOTHING_FITS[config.reach])
     if trial.tokens_saved < facts.least:
         text = f"The set saves {share} of the chunk tokens, below min_saving = {config.min_saving:.1%}."
         return _plain("below_min_saving", text)

@@ -14,6 +14,7 @@ from entroprefill_rag.rule.removal import (
     exact_removal,
     greedy_removal,
     row_caps,
+    within_reach,
 )
 
 
@@ -240,3 +241,24 @@ def test_with_no_chunk_at_all_nothing_goes():
     problem = simple(masses=np.empty((1, 0)))
     assert greedy_removal(problem, np.empty(0)).removed == ()
     assert exact_removal(problem, np.empty(0), np.empty(0), seconds=1).removed == ()
+
+
+@given(problems())
+def test_within_reach_are_the_lowest_chunks_that_would_reach_the_target_without_caps(case):
+    problem, scores, _ = case
+    within = within_reach(problem, scores)
+    assert not (within & ~problem.removable).any()
+    free = replace(problem, caps=np.full_like(problem.caps, np.inf))
+    assert set(np.flatnonzero(within)) == set(greedy_removal(free, scores).removed)
+    held = greedy_removal(replace(problem, removable=within), scores)
+    obeys(problem, held)
+    assert set(held.removed) <= set(np.flatnonzero(within))
+
+
+def test_what_a_cap_refuses_is_not_made_up_for_within_reach():
+    problem = simple(masses=[[0.6, 0.2, 0.2, 0.0]], caps=0.5, target=20)
+    scores = np.array([0.0, 1.0, 2.0, 3.0])
+    assert greedy_removal(problem, scores).removed == (1, 2)
+    within = within_reach(problem, scores)
+    assert within.tolist() == [True, True, False, False]
+    assert greedy_removal(replace(problem, removable=within), scores).removed == (1,)

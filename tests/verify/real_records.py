@@ -48,6 +48,16 @@ CONFIGS: dict[str, PruningConfig] = {
     "drift_stop": loose(on_drift="stop", drift_threshold=0.05),
     "drift_restart": loose(on_drift="restart_full", drift_threshold=0.05),
     "profile": loose(head_weights=HeadProfile(name="of a test", weights=((2, (0.5, 0.0, 0.3, 0.2)),))),
+    "pooled": loose(
+        head_weights=HeadProfile(
+            name="of a test",
+            weights=((2, (0.5, 0.0, 0.3, 0.2)),),
+            pooled=((2, ((1, 3, 0.5), (2, 0, 0.5))), (3, ((1, 3, 1.0),))),
+        ),
+        eps_row=0.6,
+        min_saving=0.0,
+    ),
+    "capped_all": loose(eps_row=0.35, min_saving=0.0, reach="all"),
     "replayed": loose(),
     "second_attempt": loose(audit=audit(attempts="all", seed=None, m_a="auto", eps_audit=0.1, method="sample")),
 }
