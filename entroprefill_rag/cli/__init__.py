@@ -1,4 +1,4 @@
-"""The command line: ``entroprefill ask``, ``show``, ``verify``, ``plan``, ``models``, ``cache`` and others.
+"""The command line: ``entroprefill ask``, ``chat``, ``show``, ``verify``, ``plan``, ``models``, ``cache`` and others.
 
 Importing it loads typer only; torch and the rest come with the command that needs them.
 """
@@ -15,6 +15,8 @@ except ModuleNotFoundError:  # the library works without its command line
 
 from entroprefill_rag.cli.ask import EXAMPLES, ask
 from entroprefill_rag.cli.calibrate import calibrate
+from entroprefill_rag.cli.chat import EXAMPLES as CHATS
+from entroprefill_rag.cli.chat import chat
 from entroprefill_rag.cli.diagnose import diagnose
 from entroprefill_rag.cli.keep import cache_clear, cache_info, models_install, models_list
 from entroprefill_rag.cli.observers import observers
@@ -45,6 +47,7 @@ models_app = typer.Typer(
 cache_app = typer.Typer(help="What is kept between calls, and removing it.", no_args_is_help=True)
 
 app.command(epilog=EXAMPLES)(ask)
+app.command(epilog=CHATS)(chat)
 app.command()(show)
 app.command()(report)
 app.command()(verify)

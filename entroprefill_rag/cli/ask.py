@@ -111,35 +111,14 @@ def as_data(result: GenerationResult, request: RagRequest) -> dict[str, Any]:
 def _answer(
     backend: LocalBackend, request: RagRequest, config: PruningConfig, max_new_tokens: int, *, silent: bool
 ) -> GenerationResult:
-    """Stream the answer to stdout, cleaned of everything a terminal would obey; one that is given up is called off."""
+    """Stream the answer to stdout."""
     from entroprefill_rag.cli.progress import waiting
-    from entroprefill_rag.engine.backend import Restarted, TextPiece
-    from entroprefill_rag.record import GenerationResult
-    from entroprefill_rag.report.plain import PlainStream, plain
+    from entroprefill_rag.report.streamed import write_answer
 
-    out, shown = console().file, PlainStream()
-    result: GenerationResult | None = None
     # Greedy: the same question to the same documents gets the same answer.
     stream = backend.stream(request, config, max_new_tokens=max_new_tokens, do_sample=False)
     with closing(cast("Generator[object, None, None]", stream)), waiting("Reading the prompt") as stop_waiting:
-        for item in stream:
-            if isinstance(item, GenerationResult):
-                result = item
-            elif isinstance(item, TextPiece) and not silent:
-                stop_waiting()
-                out.write(shown.feed(item.text))
-                out.flush()
-            elif isinstance(item, Restarted) and not silent:
-                # What was printed cannot be taken back, so it is called off and the answer comes again.
-                out.write(shown.close() + f"\n\n[not the answer: {plain(item.reason.message)} The answer:]\n\n")
-                out.flush()
-                shown = PlainStream()
-    if result is None:
-        raise RuntimeError("the stream ended without a result")
-    if not silent:
-        out.write(shown.close() + "\n\n")
-        out.flush()
-    return result
+        return write_answer(stream, None if silent else console().file, stop_waiting)
 
 
 def _report(result: GenerationResult, request: RagRequest, *, show_dropped: bool) -> None:

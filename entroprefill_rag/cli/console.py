@@ -68,14 +68,15 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
                     raise
                 if verbose:
                     traceback.print_exc()
-                message, code = _explained(error)
+                message, code = explained(error)
                 typer.echo(f"entroprefill: {message}", err=True)
                 raise typer.Exit(code) from None
 
     return run
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def explained(error: Exception) -> tuple[str, int]:
+    """What an exception says to a person, on one line, and the exit code it stands for."""
     from pydantic import ValidationError
 
     from entroprefill_rag.errors import EntroPrefillError, PromptOverflowError

@@ -1,4 +1,4 @@
-"""The options of ``entroprefill ask``, each with its help."""
+"""The options of ``entroprefill ask`` and ``chat``, each with its help."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ Model = Annotated[
 NoPrune = Annotated[bool, _option(_HOW, "--no-prune", "Prefill in full: the baseline.")]
 Config = Annotated[Path | None, _option(_HOW, "--config", "A PruningConfig as JSON: layers, caps, savings, audit.")]
 MaxNewTokens = Annotated[int, _option(_HOW, "--max-new-tokens", "Longest answer, in tokens.", min=1)]
+History = Annotated[
+    int, _option(_HOW, "--history", "Earlier questions and answers that the model reads again; 0 for none.", min=0)
+]
 Seed = Annotated[
     int | None,
     _option(

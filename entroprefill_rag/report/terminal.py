@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from entroprefill_rag.record import AuditRecord, AuditResult, DecodeMonitor, LayerTrial, Timings, Usage
+from entroprefill_rag.record import AuditRecord, AuditResult, DecodeMonitor, LayerTrial, Reason, Timings, Usage
 from entroprefill_rag.report.plain import one_line, plain
 from entroprefill_rag.report.sources import Source, sources_of
 from entroprefill_rag.request import Chunk
@@ -90,7 +90,7 @@ def layers_table(record: AuditRecord) -> Table:
             f"{trial.tokens_saved} ({trial.saved_share:.0%})" if trial.removed else "",
             worst,
             audits,
-            Text(one_line(trial.verdict.message, 400)),
+            Text(verdict_line(trial.verdict)),
             style="green" if trial.layer == record.accepted_layer else None,
         )
     return table
@@ -144,11 +144,12 @@ def _facts(record: AuditRecord, usage: Usage | None, timings: Timings | None) ->
         share = record.tokens_removed / tokens if tokens else 0.0
         yield (
             "dropped",
-            f"{len(record.dropped_ids)} of {len(chunks)} chunks, {record.tokens_removed:,} of {tokens:,} chunk tokens "
-            f"({share:.0%}), after layer {record.accepted_layer} of {record.model.layers} (counted from 0)",
+            f"{len(record.dropped_ids)} of {counted(len(chunks), 'chunk')}, {record.tokens_removed:,} of {tokens:,} "
+            f"chunk tokens ({share:.0%}), after layer {record.accepted_layer} of {record.model.layers} "
+            "(counted from 0)",
         )
     else:
-        yield "nothing dropped", Text(plain(record.reason.message))
+        yield "nothing dropped", Text(verdict_line(record.reason))
     if trial is not None:
         yield "document mass", f"{trial.doc_mass:.3f} of the attention at layer {trial.layer}"
         yield from _limits(record, trial)
@@ -183,9 +184,9 @@ def _audit_line(audit: AuditResult) -> RenderableType:
     head = max(range(len(audit.upper)), key=audit.upper.__getitem__, default=0)
     worst = audit.upper[head] if audit.upper else 0.0
     if audit.method == "enumerate":
-        how, relation = f"exact mean over {audit.m} rows", "is"
+        how, relation = f"exact mean over {counted(audit.m, 'row')}", "is"
     else:
-        how, relation = f"{audit.bound} bound from {audit.m} draws", "is at most"
+        how, relation = f"{audit.bound} bound from {counted(audit.m, 'draw')}", "is at most"
     return Text.assemble(
         f"{one_line(audit.observer, 40)}: worst head {head} {relation} {worst:.3f}, limit {audit.limit:g} ({how}): ",
         ("pass", "green") if audit.accepted else ("fail", "red"),
@@ -220,6 +221,16 @@ def _named(source: Source) -> Text:
     if title and title != where:
         text.append(f"  {where}", style="dim")
     return text
+
+
+def verdict_line(reason: Reason) -> str:
+    """A reason with its stable code in front, which is what documentation and scripts name it by."""
+    return f"{one_line(reason.code, 60)}: {one_line(reason.message, 400)}"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 chunk``, ``2 chunks``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _known(number: int | None) -> str:

@@ -39,7 +39,7 @@ def test_a_restart_calls_off_what_was_printed_and_prints_the_answer(options, tmp
     assert "audit: bypassed" in words
     assert "passed at token 1: answered again in full" in words
     assert "2 more given up" in words
-    assert "nothing dropped Generated token 1" in words
+    assert "nothing dropped drift_restart: Generated token 1" in words
 
 
 def test_json_holds_the_answer_that_stands_only(options, request_file, tiny_folder):
