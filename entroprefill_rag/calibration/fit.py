@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from entroprefill_rag.calibration.heads import floored, folds_of, held_out, pick
+from entroprefill_rag.calibration.heads import POOLED_COUNTS, folds_of, held_out, pick
 from entroprefill_rag.calibration.measure import Measured
 from entroprefill_rag.calibration.profile import CapCurve, Estimate, LayerEvidence, ModelProfile, Training
 from entroprefill_rag.calibration.ranking import Batch, auc, head_auc, interval, pooled, recall, stack
@@ -18,7 +18,7 @@ from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.errors import ProfileError
 from entroprefill_rag.record import ModelInfo
 from entroprefill_rag.rule.pooling import head_weights
-from entroprefill_rag.rule.removal import RemovalProblem, greedy_removal
+from entroprefill_rag.rule.removal import RemovalProblem, greedy_removal, within_reach
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +29,8 @@ LEAST_QUESTIONS = 20
 MOST_LAYERS = 5
 GOOD_ENOUGH = 0.8
 """Share of the best layer's recall above chance that a monitored layer must reach."""
+LEAST_MASS = 0.1
+"""Mean mass on the documents of a monitored layer, over heads and questions."""
 CLEARLY = 1.1
 """How many times more work a later layer must save to make an earlier one pointless."""
 DEEPEST = 0.8
@@ -37,11 +39,37 @@ _FOLDS = 5
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """One layer, fitted."""
+class _Seen:
+    """All questions at all layers, for picking heads across layers.
 
-    evidence: LayerEvidence
-    mass_low: Floats  # [H_Q] 5% quantile over questions of each head's mass
+    Attributes:
+        shares: ``[Q, L, H_Q, K]`` chunk masses of every head, 1 over the chunks of a question.
+        by_head: ``[Q, L, H_Q]`` AUC of every head by itself.
+        mass_low: ``[L, H_Q]`` 5% quantile over questions of each head's mass.
+    """
+
+    shares: Floats
+    by_head: Floats
+    mass_low: Floats
+
+    @classmethod
+    def of(cls, measured: Sequence[Measured], batch: Batch) -> _Seen:
+        """From the measurements; a head without mass on the chunks is as good as one that looks evenly."""
+        layers = range(len(measured[0].layers))
+        masses = np.stack([stack([one.masses[at].mean(axis=1) for one in measured], batch) for at in layers], axis=1)
+        mass = masses.sum(axis=-1, keepdims=True)
+        shares = np.divide(masses, mass, out=np.zeros_like(masses), where=mass > 0)
+        by_head = np.stack([head_auc(masses[:, at], batch) for at in layers], axis=1)
+        return cls(shares, by_head, np.quantile(mass[..., 0], 0.05, axis=0))
+
+    def up_to(self, at: int) -> tuple[Floats, Floats]:
+        """``[Q, H, K]`` shares and ``[Q, H]`` AUC of the heads of the first ``at + 1`` layers, side by side."""
+        shares, by_head = self.shares[:, : at + 1], self.by_head[:, : at + 1]
+        return shares.reshape(len(shares), -1, shares.shape[-1]), by_head.reshape(len(by_head), -1)
+
+
+Heads = tuple[tuple[int, int, float], ...]
+"""Place of a layer among the measured ones, head, share."""
 
 
 def fit(
@@ -78,14 +106,21 @@ def fit(
     rng = np.random.default_rng(seed)
     fold = folds_of(np.array(groups), _FOLDS, rng)
     config = PruningConfig()
+    seen, layers = _Seen.of(measured, batch), measured[0].layers
+    ranking = [_ranking_heads(at, seen, batch, fold) for at in range(len(layers))]
     found = [
-        _fit_layer(at, layer, measured, batch, fold, rng, model, config) for at, layer in enumerate(measured[0].layers)
+        _fit_layer(at, layer, measured, seen, ranking[at], batch, fold, rng, model, config)
+        for at, layer in enumerate(layers)
     ]
     chance = batch.chance(SHARE)
-    chosen = choose_layers([one.evidence for one in found], chance, model.layers)
-    at_chosen = [one for one in found if one.evidence.layer in chosen]
-    picked = np.concatenate([one.mass_low[np.array(one.evidence.v) > 0] for one in at_chosen])
-    weights = tuple((one.evidence.layer, one.evidence.v) for one in found)
+    chosen = choose_layers(found, chance, model.layers)
+    at_chosen = [one for one in found if one.layer in chosen]
+    picked = [seen.mass_low[at, head] for one in at_chosen for at, head, _ in ranking[layers.index(one.layer)]]
+    weights = tuple((one.layer, one.v) for one in found)
+    named = tuple(
+        (layer, tuple((layers[at], head, round(share, 9)) for at, head, share in heads))
+        for layer, heads in zip(layers, ranking, strict=True)
+    )
     return ModelProfile(
         model=model.name,
         fingerprints=(model.fingerprint,),
@@ -95,9 +130,12 @@ def fit(
         depth=model.layers,
         layers=chosen,
         weights=weights,
-        mass_min=_threshold(min(one.evidence.doc_mass_low for one in at_chosen), 0.3),
+        pooled=named,
+        mass_min=_threshold(min(one.doc_mass_low for one in at_chosen), 0.3),
         mu_min=_threshold(float(np.median(picked)), 0.2),
-        caps=_suggested_caps(measured, chosen, dict(weights), config),
+        caps=_suggested_caps(
+            measured, [(layers.index(layer), ranking[layers.index(layer)]) for layer in chosen], config
+        ),
         training=Training(
             source=source,
             questions=len(measured),
@@ -107,7 +145,7 @@ def fit(
             tokens=(min(one.n_tokens for one in measured), max(one.n_tokens for one in measured)),
             chance=_short(chance),
         ),
-        evidence=tuple(one.evidence for one in found),
+        evidence=tuple(found),
         versions=versions or {},
     )
 
@@ -115,58 +153,69 @@ def fit(
 def choose_layers(evidence: Sequence[LayerEvidence], chance: float, depth: int) -> tuple[int, ...]:
     """Monitored layers: the earliest that find gold nearly as well as the best one does and are worth stopping at.
 
-    A layer qualifies when its held-out recall lies above chance with its whole interval, and by at least
-    ``GOOD_ENOUGH`` of the best layer's distance. The first monitored layer that passes is the one that is used; so a
+    A layer qualifies when its held-out recall with pooled heads lies above chance with its whole interval, and by at
+    least ``GOOD_ENOUGH`` of the best layer's distance, and when it looks at the documents with at least ``LEAST_MASS``:
+    a layer of sinks loses little whatever goes. The first monitored layer that passes is the one that is used; so a
     layer is left out where, under caps of 0.2, a later one that qualifies saves clearly more work (chunk tokens times
-    layers left) and keeps no less gold. At most ``MOST_LAYERS``, since the audit's error is shared among them. Layers
-    above ``DEEPEST`` of the stack count only where no other qualifies.
+    layers left). At most ``MOST_LAYERS``, since the audit's error is shared among them. Layers above ``DEEPEST`` of
+    the stack, and those of little document mass, count only where no other qualifies.
 
     Raises:
         ProfileError: no layer is better than chance.
     """
-    able = [one for one in evidence if one.profile.low > chance]
+    able = [one for one in evidence if one.pooled.low > chance]
     able = [one for one in able if one.layer <= DEEPEST * depth - 1] or able
+    able = [one for one in able if one.doc_mass >= LEAST_MASS] or able
     if not able:
         raise ProfileError(
             "no layer of this model finds the gold chunk better than chance on the training questions: without a "
             "profile its default settings are used; more, or other, documents may help"
         )
-    best = max(able, key=lambda one: (one.profile.mean, -one.layer))
-    bar = chance + GOOD_ENOUGH * (best.profile.mean - chance)
-    good = [one for one in able if one.profile.mean >= bar]
-    worth = {one.layer: _at_default_caps(one, depth) for one in good}
+    best = max(able, key=lambda one: (one.pooled.mean, -one.layer))
+    bar = chance + GOOD_ENOUGH * (best.pooled.mean - chance)
+    good = [one for one in able if one.pooled.mean >= bar]
+    work = {one.layer: _work_saved(one, depth) for one in good}
     useful = [
         one.layer
         for one in good
-        if not any(
-            later.layer > one.layer
-            and worth[later.layer][0] > CLEARLY * worth[one.layer][0]
-            and worth[later.layer][1] >= worth[one.layer][1]
-            for later in good
-        )
+        if not any(later.layer > one.layer and work[later.layer] > CLEARLY * work[one.layer] for later in good)
     ]
     return tuple(useful[:MOST_LAYERS])
 
 
-def _at_default_caps(one: LayerEvidence, depth: int) -> tuple[float, float]:
-    """Share of the prefill's work on chunks that is saved, and of the gold chunks that stay, under caps of 0.2."""
-    curve = next((curve for curve in one.caps if curve.cap == 0.2), None)
-    return (0.0, 1.0) if curve is None else (curve.saved * (depth - 1 - one.layer) / depth, curve.gold_kept)
+def _work_saved(one: LayerEvidence, depth: int) -> float:
+    """Share of the prefill's work on chunks that is saved under caps of 0.2."""
+    saved = next((curve.saved for curve in one.caps if curve.cap == 0.2), 0.0)
+    return saved * (depth - 1 - one.layer) / depth
+
+
+def _ranking_heads(at: int, seen: _Seen, batch: Batch, fold: NDArray[np.int64]) -> Heads:
+    """The heads of this and earlier layers that rank chunks here, each with the same share."""
+    shares, by_head = seen.up_to(at)
+    v, _ = pick(shares, by_head, batch, fold, zeta=0.0, counts=_counts(shares.shape[1]))
+    heads = seen.shares.shape[2]
+    return tuple((int(i) // heads, int(i) % heads, float(v[i])) for i in np.flatnonzero(v))
+
+
+def _counts(heads: int) -> tuple[int, ...]:
+    return tuple(n for n in POOLED_COUNTS if n <= heads)
 
 
 def _fit_layer(
     at: int,
     layer: int,
     measured: Sequence[Measured],
+    seen: _Seen,
+    ranking: Heads,
     batch: Batch,
     fold: NDArray[np.int64],
     rng: np.random.Generator,
     model: ModelInfo,
     config: PruningConfig,
-) -> _Layer:
+) -> LayerEvidence:
     heads, groups, zeta = model.query_heads, model.kv_heads, config.zeta
     masses = stack([one.masses[at].mean(axis=1) for one in measured], batch)
-    by_head = head_auc(masses, batch)
+    by_head = seen.by_head[:, at]
     mass = masses.sum(axis=2)
     renyi = np.stack(
         [
@@ -177,29 +226,34 @@ def _fit_layer(
     plain = pooled(masses, np.full(heads, 1.0 / heads), batch)
     unseen = held_out(masses, by_head, batch, fold, rng, zeta=zeta)
     v, n = pick(masses, by_head, batch, fold, zeta=zeta)
+    side_by_side, alone = seen.up_to(at)
+    across = held_out(side_by_side, alone, batch, fold, rng, zeta=0.0, counts=_counts(alone.shape[1]))
     documents = mass.mean(axis=1)
-    evidence = LayerEvidence(
+    return LayerEvidence(
         layer=layer,
         doc_mass=_short(documents.mean()),
         doc_mass_low=_short(np.quantile(documents, 0.05)),
         uniform=_estimate(recall(plain, batch, SHARE), rng),
         renyi=_estimate(recall(pooled(masses, renyi, batch), batch, SHARE), rng),
         profile=_estimate(recall(unseen, batch, SHARE), rng),
+        pooled=_estimate(recall(across, batch, SHARE), rng),
         uniform_auc=_short(auc(plain, batch).mean()),
         profile_auc=_short(auc(unseen, batch).mean()),
+        pooled_auc=_short(auc(across, batch).mean()),
         head_auc=tuple(_short(value) for value in by_head.mean(axis=0)),
         head_mass=tuple(_short(value) for value in mass.mean(axis=0)),
         heads=n,
         v=tuple(round(float(share), 9) for share in v),
-        caps=tuple(_curve(cap, at, measured, v, config) for cap in CAPS),
+        caps=tuple(_curve(cap, at, measured, ranking, config) for cap in CAPS),
     )
-    return _Layer(evidence, np.quantile(mass, 0.05, axis=0))
 
 
-def _removed(one: Measured, at: int, v: Floats, config: PruningConfig, cap: float, target: float) -> tuple[int, ...]:
-    """What greedy removes of one question at one layer, in the order of these weights."""
+def _removed(one: Measured, at: int, heads: Heads, config: PruningConfig, cap: float, target: float) -> tuple[int, ...]:
+    """What greedy removes of one question at one layer, in the order of these heads."""
     masses, total = one.masses[at], int(one.tokens.sum())
-    scores = floored(v, config.zeta) @ masses.mean(axis=1) / np.maximum(one.tokens, 1)
+    rows = [(share, one.masses[place][head].mean(axis=0)) for place, head, share in heads]
+    evidence = sum(share * row / max(float(row.sum()), 1e-12) for share, row in rows)
+    scores = np.asarray(evidence) / np.maximum(one.tokens, 1)
     problem = RemovalProblem(
         masses=masses,
         caps=np.full(masses.shape[:2], cap),
@@ -209,26 +263,26 @@ def _removed(one: Measured, at: int, v: Floats, config: PruningConfig, cap: floa
         target_tokens=int(np.ceil(target * total)),
         max_tokens=int(config.max_saving * total),
     )
-    return greedy_removal(problem, scores).removed
+    able = replace(problem, removable=within_reach(problem, scores)) if config.reach == "target" else problem
+    return greedy_removal(able, scores).removed
 
 
-def _curve(cap: float, at: int, measured: Sequence[Measured], v: Floats, config: PruningConfig) -> CapCurve:
-    gone = [_removed(one, at, v, config, cap, 0.5) for one in measured]
+def _curve(cap: float, at: int, measured: Sequence[Measured], heads: Heads, config: PruningConfig) -> CapCurve:
+    gone = [_removed(one, at, heads, config, cap, 0.5) for one in measured]
     saved = [one.tokens[list(removed)].sum() / one.tokens.sum() for one, removed in zip(measured, gone, strict=True)]
     kept = [1 - len(set(one.gold) & set(removed)) / len(one.gold) for one, removed in zip(measured, gone, strict=True)]
     return CapCurve(cap=cap, saved=_short(np.mean(saved)), gold_kept=_short(np.mean(kept)))
 
 
 def _suggested_caps(
-    measured: Sequence[Measured], layers: tuple[int, ...], weights: dict[int, tuple[float, ...]], config: PruningConfig
+    measured: Sequence[Measured], places: Sequence[tuple[int, Heads]], config: PruningConfig
 ) -> dict[str, float]:
     """For each wanted saving the smallest cap at which half of the questions reach it at some monitored layer."""
-    places = [(measured[0].layers.index(layer), np.array(weights[layer])) for layer in layers]
     found = {}
     for saving in SAVINGS:
         for cap in np.arange(1, 21) * 0.05:
             reached = [
-                max(one.tokens[list(_removed(one, at, v, config, cap, saving))].sum() for at, v in places)
+                max(one.tokens[list(_removed(one, at, heads, config, cap, saving))].sum() for at, heads in places)
                 >= saving * one.tokens.sum()
                 for one in measured
             ]

@@ -51,8 +51,13 @@ class LayerEvidence(_Entry):
     uniform: Estimate = Field(description="Recall of gold at a quarter of the chunks, all heads weighed alike.")
     renyi: Estimate = Field(description="The same with Renyi weights.")
     profile: Estimate = Field(description="The same with picked heads, chosen on other questions (cross-validated).")
+    pooled: Estimate = Field(
+        description="The same with heads picked from this and all earlier layers, each layer's mass on the chunks set "
+        "to 1 first, chosen on other questions (cross-validated)."
+    )
     uniform_auc: float = Field(description="Chance that a gold chunk scores above another, all heads alike.")
     profile_auc: float = Field(description="The same, picked heads, cross-validated.")
+    pooled_auc: float = Field(description="The same, heads of this and earlier layers, cross-validated.")
     head_auc: tuple[float, ...] = Field(description="The same for every head by itself; not cross-validated.")
     head_mass: tuple[float, ...] = Field(description="Mean mass on chunk tokens of every head.")
     heads: int = Field(description="How many heads cross-validation picks; H_Q where picking does not help.")
@@ -87,6 +92,9 @@ class ModelProfile(_Entry):
     depth: int = Field(description="Layers of the model.")
     layers: tuple[int, ...] = Field(min_length=1, description="Monitored layers, ascending.")
     weights: tuple[tuple[int, tuple[float, ...]], ...] = Field(description="Per layer, v of every query head.")
+    pooled: tuple[tuple[int, tuple[tuple[int, int, float], ...]], ...] = Field(
+        default=(), description="Per layer, the heads of it and of earlier ones that rank chunks: layer, head, share."
+    )
     mass_min: float = Field(ge=0.0, lt=1.0)
     mu_min: float = Field(gt=0.0, lt=1.0)
     caps: dict[str, float] = Field(
@@ -99,7 +107,10 @@ class ModelProfile(_Entry):
 
     @model_validator(mode="after")
     def _fits_itself(self) -> ModelProfile:
-        HeadProfile(name="check", weights=self.weights)
+        HeadProfile(name="check", weights=self.weights, pooled=self.pooled)
+        for layer, heads in self.pooled:
+            if any(head >= self.query_heads for _, head, _ in heads):
+                raise ValueError(f"layer {layer} ranks by heads {heads}, and the model has {self.query_heads}")
         for layer, v in self.weights:
             if len(v) != self.query_heads:
                 raise ValueError(f"layer {layer} has {len(v)} weights, and the model {self.query_heads} query heads")
@@ -123,13 +134,21 @@ class ModelProfile(_Entry):
     @property
     def name(self) -> str:
         """Model and digest of what decides: what a record names the profile by."""
-        said = self.model_dump(mode="json", include={"layers", "weights", "mass_min", "mu_min"})
+        said = self.model_dump(mode="json", include={"layers", "weights", "pooled", "mass_min", "mu_min"})
         digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.model}@{digest}"
 
-    def head_profile(self, layers: tuple[int, ...]) -> HeadProfile:
-        """The weights at these layers, as `PruningConfig.head_weights` takes them."""
-        return HeadProfile(name=self.name, weights=tuple(one for one in self.weights if one[0] in layers))
+    def head_profile(self, layers: tuple[int, ...], readable: tuple[int, ...]) -> HeadProfile:
+        """Weights and ranking heads at these layers, as `PruningConfig.head_weights` takes them.
+
+        Args:
+            layers: monitored ones.
+            readable: layers of this model and prompt whose rows see all chunks; a layer that ranks by heads of others
+                is left to its own.
+        """
+        pooled = (one for one in self.pooled if one[0] in layers and all(head[0] in readable for head in one[1]))
+        weights = (one for one in self.weights if one[0] in layers)
+        return HeadProfile(name=self.name, weights=tuple(weights), pooled=tuple(pooled))
 
     def to_json(self) -> str:
         """As JSON, with a line for every entry."""
@@ -214,10 +233,10 @@ def settle(config: PruningConfig, profile: ModelProfile | None, monitorable: tup
             )
         return config.model_copy(update={"head_weights": "renyi"})
     if config.layers != "auto":
-        return config.model_copy(update={"head_weights": profile.head_profile(config.layers)})
+        return config.model_copy(update={"head_weights": profile.head_profile(config.layers, monitorable)})
     layers = tuple(layer for layer in profile.layers if layer in monitorable)
     if not layers:  # all of them see too little of this prompt
         return config.model_copy(update={"head_weights": "renyi"})
-    update: dict[str, Any] = {"head_weights": profile.head_profile(layers), "layers": layers}
+    update: dict[str, Any] = {"head_weights": profile.head_profile(layers, monitorable), "layers": layers}
     update |= {name: getattr(profile, name) for name in ("mass_min", "mu_min") if name not in config.model_fields_set}
     return config.model_copy(update=update)

@@ -111,7 +111,7 @@ def _table(profile: ModelProfile) -> Table:
     from rich.table import Table
 
     table = Table(title="Recall of gold at a quarter of the chunks", title_justify="left")
-    for name in ("layer", "documents", "all heads", "renyi", "picked", "95%", "heads", "saved", "kept"):
+    for name in ("layer", "documents", "all heads", "renyi", "own", "pooled", "95%", "saved", "kept"):
         table.add_column(name, justify="right")
     for one in profile.evidence:
         at = next((curve for curve in one.caps if curve.cap == 0.2), None)
@@ -121,14 +121,15 @@ def _table(profile: ModelProfile) -> Table:
             f"{one.uniform.mean:.2f}",
             f"{one.renyi.mean:.2f}",
             f"{one.profile.mean:.2f}",
-            f"{one.profile.low:.2f}-{one.profile.high:.2f}",
-            str(one.heads),
+            f"{one.pooled.mean:.2f}",
+            f"{one.pooled.low:.2f}-{one.pooled.high:.2f}",
             "" if at is None else f"{at.saved:.0%}",
             "" if at is None else f"{at.gold_kept:.2f}",
         )
     table.caption = (
-        "*: monitored. documents: mean attention on them. picked: heads chosen on other questions. heads: how many. "
-        "saved, kept: chunk tokens removed and gold kept under caps of 0.2, target one half."
+        "*: monitored. documents: mean attention on them. own: heads of the layer, pooled: of it and of earlier ones, "
+        "both chosen on other questions. saved, kept: chunk tokens removed and gold kept under caps of 0.2, target one "
+        "half, ranked by the pooled heads."
     )
     table.caption_justify = "left"
     return table

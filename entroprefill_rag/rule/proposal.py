@@ -167,7 +167,8 @@ class Proposer:
         if mass < config.mass_min:
             message = f"Mean mass on the documents is {mass:.4f}, below mass_min = {config.mass_min:g}."
             return Proposal(LayerTrial(**seen, verdict=Reason(code="no_document_mass", message=message)), masses)
-        if pooling.all_fall_back:
+        evidence = self._evidence.at(layer)
+        if pooling.all_fall_back and evidence is None:
             which = "No head" if pooling.picked is None else "No head that the profile picks"
             most = (pooling.region_mass if pooling.picked is None else pooling.region_mass[pooling.picked]).max()
             message = (
@@ -178,7 +179,7 @@ class Proposer:
         pooled = pooled_chunks(masses, pooling.weights, groups)
         per_token = pooled_tokens(mean_rows[:, self._chunk_positions], pooling.weights, groups)
         ranking = pooled
-        if (evidence := self._evidence.at(layer)) is not None:
+        if evidence is not None:
             per_token = evidence
             ranking = np.bincount(self._owner, weights=evidence, minlength=len(self.tokens))
             seen["evidence"] = significant(ranking)

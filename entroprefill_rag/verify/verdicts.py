@@ -125,7 +125,7 @@ def _verdict(trial: LayerTrial, facts: Facts, *, proposed: bool, looked: bool) -
         return _plain("a set, or one that the caps leave empty", "")
     if trial.doc_mass < config.mass_min * (1 - RELATIVE):
         return _plain("no_document_mass", "")
-    if trial.eligible_heads == 0:
+    if trial.eligible_heads == 0 and not trial.evidence:
         return _plain("no_eligible_heads", "")
     if not trial.removed:
         return _plain("caps_leave_nothing", NOTHING_FITS[config.reach])

@@ -63,12 +63,21 @@ def at(found, layer):
     return next(one for one in found.evidence if one.layer == layer)
 
 
-def test_a_planted_head_is_found_and_its_layer_monitored():
+def test_a_planted_head_is_found_and_no_layer_before_it_monitored():
     found = fitted(planted(60, 0, signal={2: 0.06}))
-    assert found.layers == (2,)
+    assert found.layers[0] == 2
+    assert dict(found.pooled)[2] == ((2, 4, 1.0),)
     assert at(found, 2).heads == 1
     assert dict(found.weights)[2] == (0, 0, 0, 0, 1.0, 0)
     assert at(found, 2).profile.mean > at(found, 2).uniform.mean + 0.1
+
+
+def test_a_head_planted_earlier_ranks_the_chunks_at_later_layers():
+    found = fitted(planted(60, 0, signal={1: 0.06}))
+    heads = dict(found.pooled)
+    assert heads[1] == heads[2] == heads[3] == ((1, 4, 1.0),)
+    assert at(found, 3).profile.mean < at(found, 3).pooled.mean - 0.1
+    assert at(found, 3).pooled.mean == pytest.approx(at(found, 1).pooled.mean, abs=0.1)
 
 
 def test_the_same_questions_and_seed_give_the_same_profile():
@@ -86,7 +95,7 @@ def test_noise_is_not_taken_for_signal():
         except ProfileError:  # no layer is better than chance
             refused += 1
             continue
-        above += [one.profile_auc for one in found.evidence]
+        above += [one.pooled_auc for one in found.evidence]
     # Three layers, each with its interval above chance in about 2.5% of cases.
     assert refused >= 7
 
@@ -133,7 +142,7 @@ def test_weights_are_even_shares_floored():
     assert counts_of(9) == (1, 2, 3, 4, 6, 8, 9)
 
 
-def evidence(layer, mean, *, saved=0.4, kept=0.9, low=None):
+def evidence(layer, mean, *, saved=0.4, low=None):
     told = Estimate(mean=mean, low=mean - 0.1 if low is None else low, high=min(1.0, mean + 0.1), n=50)
     return LayerEvidence(
         layer=layer,
@@ -142,13 +151,15 @@ def evidence(layer, mean, *, saved=0.4, kept=0.9, low=None):
         uniform=told,
         renyi=told,
         profile=told,
+        pooled=told,
         uniform_auc=0.5,
         profile_auc=0.5,
+        pooled_auc=0.5,
         head_auc=(),
         head_mass=(),
         heads=1,
         v=(),
-        caps=(CapCurve(cap=0.2, saved=saved, gold_kept=kept),),
+        caps=(CapCurve(cap=0.2, saved=saved, gold_kept=0.9),),
     )
 
 
@@ -160,11 +171,16 @@ def test_a_layer_whose_interval_reaches_chance_is_not_monitored():
     assert choose_layers([evidence(5, 0.9, low=0.2), evidence(6, 0.9)], 0.25, 20) == (6,)
 
 
-def test_a_layer_that_a_later_one_beats_in_work_and_in_gold_is_left_out():
-    early, late = evidence(5, 0.85, saved=0.15, kept=0.9), evidence(9, 0.9, saved=0.5, kept=0.95)
-    assert choose_layers([early, late], 0.25, 20) == (9,)
-    assert choose_layers([evidence(5, 0.85, saved=0.15, kept=0.99), late], 0.25, 20) == (5, 9)
-    assert choose_layers([evidence(5, 0.85, saved=0.4, kept=0.9), late], 0.25, 20) == (5, 9)
+def test_a_layer_that_a_later_one_beats_in_work_saved_is_left_out():
+    late = evidence(9, 0.9, saved=0.5)
+    assert choose_layers([evidence(5, 0.85, saved=0.15), late], 0.25, 20) == (9,)
+    assert choose_layers([evidence(5, 0.85, saved=0.4), late], 0.25, 20) == (5, 9)
+
+
+def test_a_layer_that_looks_at_sinks_counts_only_where_all_do():
+    sinks = evidence(5, 0.9).model_copy(update={"doc_mass": 0.04})
+    assert choose_layers([sinks, evidence(6, 0.85)], 0.25, 20) == (6,)
+    assert choose_layers([sinks], 0.25, 20) == (5,)
 
 
 def test_the_top_of_the_stack_counts_only_where_nothing_else_does():
