@@ -63,7 +63,6 @@ class _Watcher:
 
     def __init__(self, config: PruningConfig, layout: PromptLayout, layers: tuple[int, ...], groups: int) -> None:
         self.layers = layers
-        self.evidence_layers: tuple[int, ...] = ()
         self._proposer = Proposer(config, layout, groups)
         self._documents = np.concatenate(
             [
@@ -82,9 +81,6 @@ class _Watcher:
         self.masses.append(rows.chunks.double().numpy())
         self.entropy.append(renyi_entropy(rows.tokens.double().numpy()[:, self._documents])[1])
         return _TurnedDown()
-
-    def note(self, layer: int, read: Any) -> None:
-        """Every layer is observed; none is read for another's sake."""
 
 
 class _TurnedDown:

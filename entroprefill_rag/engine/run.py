@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -48,12 +48,17 @@ class LayerMonitor(Protocol):
     def layers(self) -> tuple[int, ...]:
         """Monitored layers, ascending."""
 
-    @property
-    def evidence_layers(self) -> tuple[int, ...]:
-        """Layers that are read for the order of removal at monitored ones."""
-
     def observe(self, layer: int, read: RowReader) -> Any:
         """Decide at ``layer``; the result has ``accepted`` and, if so, ``kept_tokens``."""
+
+
+@runtime_checkable
+class NotesEvidence(Protocol):
+    """A monitor that also reads layers for the order of removal at later, monitored ones."""
+
+    @property
+    def evidence_layers(self) -> tuple[int, ...]:
+        """Layers whose rows are wanted, monitored ones perhaps among them."""
 
     def note(self, layer: int, read: RowReader) -> None:
         """Read a layer of ``evidence_layers`` that is not monitored."""
@@ -126,6 +131,7 @@ class PrefillRun:
         self._padding: Tensor | None = None
         self._memberships: dict[torch.device, Tensor] = {}
         self._last = monitor.layers[-1] if monitor is not None and monitor.layers else None
+        self._noted = monitor.evidence_layers if isinstance(monitor, NotesEvidence) else ()
 
     # -- what the installation calls ------------------------------------------------------------------------------
 
@@ -249,7 +255,7 @@ class PrefillRun:
         with torch.no_grad():
             if layer in monitor.layers:
                 decision = monitor.observe(layer, read if self.probes is None else _Reader(read, probe))
-            else:
+            elif isinstance(monitor, NotesEvidence):
                 monitor.note(layer, read)
         seconds = time.perf_counter() - started
         self.stamps.rule += seconds
@@ -296,7 +302,7 @@ class PrefillRun:
             and self.layer is None
             and self.refusal is None
             and self.monitor is not None
-            and (layer in self.monitor.layers or layer in self.monitor.evidence_layers)
+            and (layer in self.monitor.layers or layer in self._noted)
         )
 
     def _check_arguments(self, layer: int, kwargs: Mapping[str, Any]) -> None:
