@@ -49,3 +49,7 @@ class AnswerTakenError(EntroPrefillError, RuntimeError):
 
 class ProfileError(ConfigError):
     """A calibrated profile that cannot be read, or that is of another model; or training documents of no use."""
+
+
+class CertificateError(EntroPrefillError, ValueError):
+    """Requests, a grid or a level with which nothing can be certified; or a certificate that cannot be read."""

@@ -15,6 +15,7 @@ except ModuleNotFoundError:  # the library works without its command line
 
 from entroprefill_rag.cli.ask import EXAMPLES, ask
 from entroprefill_rag.cli.calibrate import calibrate
+from entroprefill_rag.cli.certify import certify
 from entroprefill_rag.cli.chat import EXAMPLES as CHATS
 from entroprefill_rag.cli.chat import chat
 from entroprefill_rag.cli.diagnose import diagnose
@@ -56,6 +57,7 @@ app.command()(plan)
 app.command()(observers)
 app.command()(diagnose)
 app.command()(calibrate)
+app.command()(certify)
 models_app.command("list")(models_list)
 models_app.command("install")(models_install)
 cache_app.command("info")(cache_info)
