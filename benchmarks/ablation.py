@@ -1,6 +1,6 @@
-"""Which weighting of heads finds the gold chunks, layer by layer: last row, mean, Renyi, profile; labelled questions.
+"""Which weighting of heads finds the gold chunks, layer by layer: last row, mean, Renyi, profile, pooled.
 
-    python benchmarks/ablation.py --data ../shared/data/nq20.jsonl ../shared/data/hotpotqa.jsonl --questions 10
+    python benchmarks/ablation.py --page docs/ablation.md
 
 Only attention is read: no caps, no audit, no answers. Chunks are ordered by pooled mass per token, as the rule orders
 them up to smoothing and concentration, and a share of the *chunks* is kept. What each question showed is appended to a
@@ -30,24 +30,27 @@ from entroprefill_rag.rule.pooling import head_weights, profile_weights
 
 Floats = NDArray[np.float64]
 ROOT = Path(__file__).parent.parent
-METHODS = ("last row", "mean", "renyi", "profile")
+METHODS = ("last row", "mean", "renyi", "profile", "pooled")
 SHARES = (0.25, 0.5)
 FORMAT = 1
 HOW_TO_READ = (
-    "Written by `benchmarks/ablation.py`. Attention alone: no caps, no audit, no answers. Chunks are ordered by pooled "
-    "mass per token and a share of the *chunks* is kept. Recall: share of the gold chunks kept. Need met: all of them "
-    "kept, or any one where one is enough. Intervals: bootstrap over questions, of the paired difference at that layer "
-    "alone."
+    "Written by `benchmarks/ablation.py`. Attention alone: no caps, no audit, no answers. Chunks are ordered by mass "
+    "per token: of the last row or of all proposal rows with all heads alike (last row, mean), with Renyi weights, "
+    "with the profile's heads of that layer (profile), or with its heads of that and earlier layers (pooled). A share "
+    "of the *chunks* is kept. Recall: share of the gold chunks kept. Need met: all of them kept, or any one where one "
+    "is enough. Intervals: bootstrap over questions, of the paired difference at that layer alone."
 )
 
 
 def questions(files: Sequence[Path], most: int | None) -> list[dict[str, Any]]:
-    """The first ``most`` questions of every file that have gold chunks, taken from the files in turn."""
+    """The first ``most`` questions of every set that have gold chunks, taken from the sets in turn."""
     piles = []
     for file in files:
         lines = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
-        able = [{**one, "file": file.stem} for one in lines if one["gold_chunk_ids"] and len(one["chunks"]) > 2]
-        piles.append(able[:most])
+        able = [{**one, "file": one.get("set", file.stem)} for one in lines if one["gold_chunk_ids"]]
+        able = [one for one in able if len(one["chunks"]) > 2]
+        names = list(dict.fromkeys(one["file"] for one in able))
+        piles += [[one for one in able if one["file"] == name][:most] for name in names]
     longest = max((len(pile) for pile in piles), default=0)
     return [pile[i] for i in range(longest) for pile in piles if i < len(pile)]
 
@@ -105,7 +108,7 @@ class Table:
         self.rows = [row for row in rows if tuple(row["layers"]) == usual]
         self.layers: tuple[int, ...] = usual
         self.batch = Batch.of([np.array(row["tokens"]) for row in self.rows], [row["gold"] for row in self.rows])
-        self.methods = METHODS if profile is not None else METHODS[:-1]
+        self.methods = METHODS if profile is not None else METHODS[:-2]
         self._profile, self._groups = profile, groups
         self._arrays = {name: [self._shaped(row, name) for row in self.rows] for name in ("mean", "last", "entropy")}
         self.recall = {
@@ -125,6 +128,15 @@ class Table:
         heads, config = masses.shape[1], PruningConfig()
         if method in ("last row", "mean"):
             return pooled(masses, np.full(heads, 1.0 / heads), self.batch)
+        if method == "pooled" and self._profile is not None:
+            picked = dict(self._profile.pooled).get(self.layers[at], ())
+            shares = np.zeros((len(masses), 1, masses.shape[2]))
+            for layer, head, share in picked:
+                place = self.layers.index(layer)
+                row = stack([one[place, head][None] for one in self._arrays[name]], self.batch)
+                mass = row.sum(axis=2, keepdims=True)
+                shares += np.where(mass >= self._profile.mu_min, share * row / np.maximum(mass, 1e-12), 0.0)
+            return pooled(shares, np.ones(1), self.batch)
         mass = masses.sum(axis=2)
         entropy = [one[at] for one in self._arrays["entropy"]]
         v = dict(self._profile.weights).get(self.layers[at]) if method == "profile" and self._profile else None
@@ -160,13 +172,13 @@ def page(table: Table, about: str) -> str:
         lines += ["", f"## {share:.0%} of the chunks kept", ""]
         names = [*(f"recall, {name}" for name in methods), *(f"need met, {name}" for name in methods)]
         if "profile" in methods:
-            names.append("profile - mean, recall (95%)")
+            names.append("pooled - mean, recall (95%)")
         lines += ["| layer | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
         for at, layer in enumerate(table.layers):
             cells = [f"{table.recall[share, name][at].mean():.2f}" for name in methods]
             cells += [f"{table.met(share, name)[at].mean():.2f}" for name in methods]
             if "profile" in methods:
-                paired = table.recall[share, "profile"][at] - table.recall[share, "mean"][at]
+                paired = table.recall[share, "pooled"][at] - table.recall[share, "mean"][at]
                 mean, low, high = interval(paired, rng)
                 cells.append(f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]")
             lines.append(f"| {layer} | " + " | ".join(cells) + " |")
@@ -223,8 +235,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--data", type=Path, nargs="+", default=[ROOT / "benchmarks" / "data" / "smoke.jsonl"])
-    parser.add_argument("--questions", type=int, help="at most this many of each file")
+    parser.add_argument("--data", type=Path, nargs="+", default=[ROOT / "benchmarks" / "data" / "bench.jsonl"])
+    parser.add_argument("--questions", type=int, help="at most this many of each set")
     parser.add_argument("--profile", type=Path, help="a profile; the default is the shipped one of the model")
     parser.add_argument("--rows", type=Path, default=ROOT / "build" / "ablation" / "rows.jsonl")
     parser.add_argument("--page", type=Path, help="write the tables to this file as well")
@@ -243,7 +255,7 @@ def main() -> None:
         about = (
             f"{backend.model_info.name}, {backend.model_info.dtype}, entroprefill_rag {__version__}; profile: "
             f"{'none' if profile is None else profile.name}{training}; sets: "
-            f"{', '.join(file.stem for file in given.data)}, at most {given.questions or 'all'} questions of each."
+            f"{', '.join(sorted({one['file'] for one in asked}))}, {given.questions or 'all'} questions of each."
         )
         text = page(Table(rows, profile, backend.anatomy.kv_heads), about)
     print(text)
