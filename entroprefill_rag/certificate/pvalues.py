@@ -34,7 +34,7 @@ def hoeffding_bentkus(total: ArrayLike, n: int, alpha: float) -> Floats:
     mean = np.clip(sums / n, 0.0, alpha)
     tight = np.exp(-n * (rel_entr(mean, alpha) + rel_entr(1.0 - mean, 1.0 - alpha)))
     bentkus = math.e * binom.cdf(np.ceil(sums), n, alpha)
-    return np.minimum(np.minimum(tight, bentkus), 1.0)
+    return np.asarray(np.minimum(np.minimum(tight, bentkus), 1.0), dtype=np.float64)
 
 
 def hoeffding(total: ArrayLike, n: int, alpha: float) -> Floats:
