@@ -26,6 +26,8 @@ class Source:
         tokens: its length in the prompt.
         score: similarity to the question when it was retrieved.
         mass_share: its share of the pooled attention on chunks, at the accepted layer, else the last one tried.
+        evidence: its share of the attention of the profile's heads, of that and earlier layers, which ranked the
+            chunks there; None where the layer's own heads did.
     """
 
     number: int | None
@@ -37,6 +39,7 @@ class Source:
     tokens: int | None = None
     score: float | None = None
     mass_share: float | None = None
+    evidence: float | None = None
 
 
 def sources_of(record: AuditRecord, chunks: Sequence[Chunk] = ()) -> list[Source]:
@@ -49,6 +52,7 @@ def sources_of(record: AuditRecord, chunks: Sequence[Chunk] = ()) -> list[Source
     """
     known = {chunk.id: chunk for chunk in chunks}
     masses = record.trial.pooled_mass if record.trial is not None else ()
+    evidence = record.trial.evidence if record.trial is not None else ()
     total = sum(masses)
     found = []
     for position, info in enumerate(record.prompt.chunks):
@@ -65,6 +69,7 @@ def sources_of(record: AuditRecord, chunks: Sequence[Chunk] = ()) -> list[Source
                 tokens=info.end - info.start,
                 score=_score(chunk),
                 mass_share=share,
+                evidence=evidence[position] if position < len(evidence) else None,
             )
         )
     for name in record.prompt.not_admitted:

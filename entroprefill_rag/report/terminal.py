@@ -31,6 +31,9 @@ def sources_table(sources: Sequence[Source]) -> Table:
     with_shares = any(source.mass_share is not None for source in sources)
     if with_scores:
         table.add_column("score", justify="right", no_wrap=True)
+    with_evidence = any(source.evidence is not None for source in sources)
+    if with_evidence:
+        table.add_column("evidence", justify="right", no_wrap=True)
     if with_shares:
         table.add_column("attention", justify="right", no_wrap=True)
     for source in sources:
@@ -42,6 +45,8 @@ def sources_table(sources: Sequence[Source]) -> Table:
         ]
         if with_scores:
             cells.append(Text("" if source.score is None else f"{source.score:.2f}"))
+        if with_evidence:
+            cells.append(Text("" if source.evidence is None else f"{source.evidence:.0%}"))
         if with_shares:
             cells.append(Text("" if source.mass_share is None else f"{source.mass_share:.0%}"))
         table.add_row(*cells, style="dim" if source.status in ("dropped", "not admitted") else None)

@@ -47,6 +47,12 @@ TERMS = {
         "question's last rows look at, not what is true or needed.",
         _NOT_CLAIMED,
     ),
+    "evidence": Term(
+        "evidence",
+        "Share of the attention of the profile's heads, of this layer and of earlier ones, each head's attention on "
+        "the chunks counted as 1: what ranked them. Per token, the lowest go first. No limit is taken from it.",
+        _SYMBOLS,
+    ),
     # The layers.
     "pooled_mass": Term(
         "pooled mass", "A_i: attention that the proposal rows place on chunk i, heads pooled by weight.", _SYMBOLS

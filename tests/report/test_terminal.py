@@ -118,6 +118,15 @@ def line_with(text, word):
     return next(line for line in text.splitlines() if word in line)
 
 
+def test_what_ranked_the_chunks_stands_beside_the_attention_where_it_is_another_thing():
+    pooled = record(trials=(trial(evidence=(0.25, 0.05, 0.7)),))
+    assert [source.evidence for source in sources_of(pooled)] == [0.25, 0.05, 0.7, None]
+    told = shown(sources_table(sources_of(pooled)))
+    assert "70%" in line_with(told, "d.md#2")
+    assert "evidence" in told
+    assert "evidence" not in shown(sources_table(sources_of(record())))
+
+
 def test_sources_are_in_prompt_order_with_what_became_of_them():
     sources = sources_of(record(), CHUNKS)
     assert [(source.number, source.status) for source in sources] == [
