@@ -107,7 +107,7 @@ class Screen:
         for line in _wrong_numbers(sources, named):
             self.show(Text(line, style="yellow"))
         if exchange.left_out:
-            self.note(f"{counted(exchange.left_out, 'earlier turn')} did not fit beside the documents")
+            self.note(f"{counted(exchange.left_out, 'earlier question')} did not fit beside the documents")
         self.show("")
 
     def side_by_side(self, exchange: Exchange, full: GenerationResult) -> None:

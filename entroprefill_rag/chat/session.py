@@ -25,7 +25,7 @@ class Exchange:
 
     Attributes:
         request: the question, its chunks and the earlier turns that the model read.
-        left_out: earlier turns that did not fit beside the chunks.
+        left_out: earlier questions, with their answers, that did not fit beside the chunks.
         record: of the answer; of the decision alone where the answer was stopped.
         timings: as `record`.
         answer: the whole answer, as the model wrote it; None where it was stopped.
@@ -112,7 +112,7 @@ class ChatSession:
         return cast("Generator[StreamItem, Any, Any]", stream)
 
     def _with_history(self, request: RagRequest) -> tuple[RagRequest, int]:
-        """The request with as many of the earlier turns as fit, and how many remembered ones do not.
+        """The request with as many of the earlier turns as fit, and how many earlier questions do not.
 
         Documents come first: a turn is left out before a chunk is.
         """
@@ -124,5 +124,5 @@ class ChatSession:
             except PromptOverflowError:
                 continue
             if not layout.not_admitted:
-                return longer, start
-        return request, len(turns)
+                return longer, start // 2
+        return request, len(turns) // 2

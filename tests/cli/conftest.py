@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("engine", "chat")]
 
 
 @pytest.fixture(scope="session")
