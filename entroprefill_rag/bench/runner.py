@@ -112,13 +112,12 @@ class Runner:
         cuda = self.backend.model.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
         try:
             found, heard = self._answered(method, question)
         except Exception as error:  # a method that fails is counted, whatever it raises
             first = (str(error).strip().splitlines() or [""])[0][:200]
             return Outcome({**told, "status": "failed", "message": f"{type(error).__name__}: {first}"}, None)
-        told |= {**found, "total": time.perf_counter() - started}
+        told |= found
         if cuda:
             told["peak_bytes"] = torch.cuda.max_memory_allocated()
         return Outcome(told, heard)
@@ -126,6 +125,7 @@ class Runner:
     # -- ways to answer -------------------------------------------------------------------------------------------
 
     def _answered(self, method: Method, question: Question) -> tuple[dict[str, Any], Heard]:
+        begun = time.perf_counter()
         seed = seed_of(self._seed, "audit", question.set, question.id, method.name)
         select, before = 0.0, 0
         kept: tuple[str, ...] | None = None
@@ -141,12 +141,14 @@ class Runner:
                 request = question.request(kept)
             select = time.perf_counter() - started
         result, heard = self._generated(request, config)
+        total = time.perf_counter() - begun
         kept = result.retained_ids if kept is None and method.kind != "compressed" else kept
         return {
             **self._quality(question, heard.text),
             **self._chunks(question, kept, result),
             **self._cost(method, result, select, before),
             **_decision(method, result),
+            "total": total,
         }, heard
 
     def _kept(self, method: Method, question: Question, seed: int) -> tuple[tuple[str, ...], int]:
