@@ -41,7 +41,9 @@ def summarise(rows: Sequence[Row], run: Mapping[str, Any]) -> Data:
     told: Mapping[str, Mapping[str, str]] = run.get("methods", {})
     by_method: dict[str, list[Row]] = {name: [] for name in told}
     for row in rows:
-        by_method.setdefault(row.method, []).append(row)
+        # Of a method whose settings have changed since, the old rows say nothing.
+        if row.settings == told.get(row.method, {}).get("settings", row.settings):
+            by_method.setdefault(row.method, []).append(row)
     full = {(row.set, row.question): row for row in by_method.get("full", []) if row.status == "ok"}
     sets = sorted({row.set for row in rows})
     return {

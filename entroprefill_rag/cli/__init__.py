@@ -14,6 +14,7 @@ except ModuleNotFoundError:  # the library works without its command line
     sys.exit("entroprefill: the command line needs typer and rich; run: pip install 'entroprefill-rag[cli]'")
 
 from entroprefill_rag.cli.ask import EXAMPLES, ask
+from entroprefill_rag.cli.bench import bench
 from entroprefill_rag.cli.calibrate import calibrate
 from entroprefill_rag.cli.certify import certify
 from entroprefill_rag.cli.chat import EXAMPLES as CHATS
@@ -57,6 +58,7 @@ app.command()(plan)
 app.command()(observers)
 app.command()(diagnose)
 app.command()(calibrate)
+app.command()(bench)
 app.command()(certify)
 models_app.command("list")(models_list)
 models_app.command("install")(models_install)
