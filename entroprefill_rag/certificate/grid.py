@@ -49,7 +49,10 @@ def read_grid(path: Path) -> tuple[Changes, ...]:
 
 def settings_of(config: PruningConfig) -> Changes:
     """What a configuration sets, as JSON data: a profile fills in only what was left unset."""
-    return config.model_dump(mode="json", exclude_unset=True)
+    said = config.model_dump(mode="json")
+    # Only two levels are looked into: below them, what is unset also names the kind of an observer.
+    audit = {name: value for name, value in said["audit"].items() if name in config.audit.model_fields_set}
+    return {name: audit if name == "audit" else said[name] for name in said if name in config.model_fields_set}
 
 
 def apply(base: PruningConfig, changes: Changes, *, place: int) -> PruningConfig:

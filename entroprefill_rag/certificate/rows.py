@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from entroprefill_rag.errors import CertificateError
 
+_BEGINNING = '{"stamp":'
+
 
 class Row(BaseModel):
     """One request under one configuration."""
@@ -62,8 +64,8 @@ class Rows:
             try:
                 row = Row.model_validate_json(line)
             except ValidationError:
-                if number == len(lines):  # cut off while it was written: measured again
-                    break
+                if number == len(lines) and (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+                    break  # cut off while it was written: measured again
                 raise CertificateError(
                     f"line {number} of {str(path)!r} is no row of a certificate; --resume must name a file that "
                     "`entroprefill certify --resume` wrote, or a new one"
