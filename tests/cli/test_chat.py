@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -183,12 +182,28 @@ def test_what_cannot_be_read_is_said_before_anything_is_asked(chat, tmp_path, do
     assert "--docs PATH" in result.stderr
 
 
-def wait_for(read, text, seconds=60):
-    seen, until = b"", time.monotonic() + seconds
-    while text not in seen:
-        assert time.monotonic() < until, seen
-        seen += read()
-    return seen
+class Terminal:
+    """Our end of a pseudo-terminal: what came is read up to a text that has to come."""
+
+    def __init__(self, handle):
+        self.handle, self.held = handle, b""
+
+    def until(self, text, seconds=40):
+        limit = time.monotonic() + seconds
+        while text not in self.held:
+            assert time.monotonic() < limit, self.held
+            if select.select([self.handle], [], [], 0.5)[0]:
+                self.held += os.read(self.handle, 4096)
+        before, _, self.held = self.held.partition(text)
+        return before
+
+    def type(self, text):
+        os.write(self.handle, text)
+
+    def prompted(self):
+        """Wait for the prompt; readline shows it a moment before it listens for signals."""
+        self.until(b"> ")
+        time.sleep(0.5)
 
 
 @pytest.mark.slow
@@ -214,30 +229,24 @@ def test_a_terminal_has_a_prompt_and_a_second_interrupt_at_it_leaves(arguments):
     ours, theirs = pty.openpty()
     command = [*COMMAND, *arguments, "--max-new-tokens", "1500"]
     environment = {**os.environ, "TERM": "dumb"}
+    terminal = Terminal(ours)
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
-
-        def read():
-            return os.read(ours, 4096) if select.select([ours], [], [], 1)[0] else b""
-
         try:
-            wait_for(read, b"> ")
-            os.write(ours, b"bees?\n")
-            wait_for(read, b"bees?")
-            time.sleep(1.5)  # somewhere inside the answer
+            terminal.prompted()
+            terminal.type(b"bees?\n")
+            terminal.until(b"bees?\r\n")
+            time.sleep(1)  # somewhere inside the answer, or in what comes before it
             process.send_signal(signal.SIGINT)
-            seen = wait_for(read, b"leaves")
-            assert b"stopped" in seen
-            wait_for(read, b"> ")
-            os.write(ours, b"/docs\n")
-            wait_for(read, b"5 documents")
-            wait_for(read, b"> ")
+            terminal.until(b"stopped; Ctrl-C again")
+            terminal.prompted()
+            terminal.type(b"/docs\n")
+            terminal.until(b"5 documents")
+            terminal.prompted()
+            process.send_signal(signal.SIGINT)  # the first one after a line only says how to leave
+            terminal.until(b"Ctrl-C again")
+            terminal.prompted()
             process.send_signal(signal.SIGINT)
-            wait_for(read, b"leaves")
-            wait_for(read, b"> ")
-            process.send_signal(signal.SIGINT)
-            drain = threading.Thread(target=lambda: [read() for _ in range(3)], daemon=True)
-            drain.start()
             assert process.wait(30) == 0
         finally:
             process.kill()
