@@ -18,11 +18,11 @@ Floats = NDArray[np.float64]
 
 
 def hoeffding_bentkus(total: ArrayLike, n: int, alpha: float) -> Floats:
-    """The smaller of two valid tails; valid itself (Bates et al. 2021, theorem 6; Angelopoulos et al. 2021, 2.1).
+    """The smaller of two valid tails; valid itself (Bates et al. 2021; Angelopoulos et al. 2021).
 
     ``min(exp(-n KL(min(R, alpha), alpha)), e P(Bin(n, alpha) <= ceil(n R)))`` with ``R = total / n``: Hoeffding's bound
-    in its relative-entropy form, and Bentkus's. Both tails bound the same probability at every value of ``R`` and fall
-    with ``R``, which is why no union over the two is paid.
+    in its relative-entropy form, and Bentkus's. Both bound the probability of a mean of ``R`` or less, at every
+    ``R``, and so does their minimum: no union over the two is paid.
 
     Args:
         total: sum of the losses, ``n R``; any shape.
