@@ -151,7 +151,8 @@ def _numbered(kept: Sequence[Source], named: set[int]) -> RenderableType:
     for source in kept:
         title, path = one_line(source.title, 90), one_line(source.path or source.id, 90)
         cited = " (named in the answer)" if source.number in named else ""
-        grid.add_row(Text(f"[{source.number}]", style="bold" if cited else ""), Text(path), Text(f"{title}{cited}"))
+        about = f"{'' if title == path else title}{cited}"
+        grid.add_row(Text(f"[{source.number}]", style="bold" if cited else ""), Text(path), Text(about))
     return grid
 
 
