@@ -67,8 +67,10 @@ class Compressor:
                 self.model = PairsOfKeysAndValues(model)
                 self.tokenizer = self.oai_tokenizer = tokenizer
                 self.device = model.device
-                self.model_name, self.open_api_config = str(model.name_or_path), {}
-                self.use_llmlingua2, self.context_idxs = False, []
+                self.model_name = str(model.name_or_path)
+                self.open_api_config: dict[str, Any] = {}
+                self.use_llmlingua2 = False
+                self.context_idxs: list[Any] = []
                 self.retrieval_model = self.retrieval_model_name = None
                 self.cache_bos_num, self.prefix_bos_num = 10, 100
                 self.max_position_embeddings = model.config.max_position_embeddings

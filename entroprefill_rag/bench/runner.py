@@ -49,7 +49,7 @@ class Outcome:
     heard: Heard | None
 
 
-class FirstToken(LogitsProcessor):  # type: ignore[misc]
+class FirstToken(LogitsProcessor):
     """Keeps the first token's distribution and changes nothing."""
 
     def __init__(self) -> None:

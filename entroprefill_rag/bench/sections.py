@@ -53,6 +53,7 @@ def sections(summary: Data) -> list[Section]:
         _quality(summary),
         _cost(summary),
         _agreement(summary),
+        _beside(summary),
         _by_set(summary),
         _decisions(summary),
         _chance(summary),
@@ -79,8 +80,9 @@ def _run(summary: Data) -> Section:
             f"Stamp {summary['stamp_digest']}: {told}.",
             *summary["notes"],
             "One process, one model, one prompt template, greedy decoding; the order of the methods is drawn anew for "
-            "each question. Brackets are 95% bootstrap intervals over questions; n is the number of answers. With so "
-            "few questions the numbers are indicative.",
+            "each question. Brackets are 95% bootstrap intervals over questions; n is the number of answers. A "
+            "value that is the same on all questions has an interval without width, which says little. With so few "
+            "questions the numbers are indicative.",
         ),
     )
 
@@ -104,6 +106,10 @@ def _quality(summary: Data) -> Section:
     return Section("Quality", text, ("method", *columns), _table(summary, columns))
 
 
+def _part(part: str) -> Callable[[Data], str]:
+    return lambda one: mean(one["seconds"][part], digits=3)
+
+
 def _cost(summary: Data) -> Section:
     full = next((one for one in summary["methods"] if one["name"] == "full"), None)
 
@@ -113,7 +119,7 @@ def _cost(summary: Data) -> Section:
     columns: dict[str, Callable[[Data], str]] = {
         "first token, s": lambda one: between(one["ttft"]),
         "speed-up": lambda one: between(one["speedup"]),
-        **{f"{part}, s": lambda one, part=part: mean(one["seconds"][part], digits=3) for part in PARTS},
+        **{f"{part}, s": _part(part) for part in PARTS},
         "all, s": lambda one: mean(one["total"]),
         "tokens x layers, of full": lambda one: mean(one["work"]),
         "prompt tokens": lambda one: mean(one["prompt_tokens"], digits=0),
@@ -121,7 +127,7 @@ def _cost(summary: Data) -> Section:
     }
     if any(one["peak_bytes"] is not None for one in summary["methods"]):
         columns["peak, MB"] = lambda one: mean(one["peak_bytes"], scale=1e-6, digits=1)
-    text = (
+    text: tuple[str, ...] = (
         "First token: from the question to the first token, choosing chunks included (select: embedding, ranking, "
         "compressing, a first pass). shallow: prefill up to the decision, all of it where nothing is decided; rule: "
         "reading rows, proposing, auditing; deep: prefill above the accepted layer. Speed-up: the full run's time to "
@@ -149,13 +155,33 @@ def _agreement(summary: Data) -> Section:
     return Section("Agreement, and questions without an answer", text, ("method", *columns), _table(summary, columns))
 
 
+def _beside(summary: Data) -> Section:
+    rows = [
+        (
+            one["name"],
+            *(between(one["beside"][key], signed=True) for key in ("found", "f1", "need_met")),
+            between(one["beside"]["speedup"]),
+        )
+        for one in summary["methods"]
+        if one["beside"] is not None and one["name"] != "embedder"
+    ]
+    text = (
+        "Each method less the embedder's short prompt, on the same questions. Speed-up: the embedder's time to the "
+        "first token, embedding included, over this one's; below 1 the embedder is faster.",
+    )
+    head = ("method", "found", "token F1", "need met", "speed-up")
+    return Section("Beside the embedder's short prompt", text, head, tuple(rows))
+
+
 def _by_set(summary: Data) -> Section:
     rows = []
     for name, methods in summary["sets"].items():
         for method, one in methods.items():
             cells = (str(one["n"]), str(one["failed"]), *(between(one[key]) for key in ("found", "f1", "need_met")))
-            rows.append((name, method, *cells, mean(one["ttft"])))
-    head = ("set", "method", "n", "failed", "answer found", "token F1", "need met", "first token, s")
+            beside = one["beside"] or {"need_met": None}
+            rows.append((name, method, *cells, between(beside["need_met"], signed=True), mean(one["ttft"])))
+    head: tuple[str, ...] = ("set", "method", "n", "failed", "answer found", "token F1", "need met")
+    head = (*head, "need met, less embedder", "first token, s")
     return Section("By set", (), head, tuple(rows))
 
 

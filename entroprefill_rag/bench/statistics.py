@@ -40,7 +40,8 @@ def ratio(above: ArrayLike, below: ArrayLike) -> Estimate | None:
     found = estimate(logs)
     if found is None:
         return None
-    return Estimate(*(float(np.exp(value)) for value in (found.mean, found.low, found.high)), n=found.n)
+    mean, low, high = (float(np.exp(value)) for value in (found.mean, found.low, found.high))
+    return Estimate(mean, low, high, found.n)
 
 
 @dataclass(frozen=True)

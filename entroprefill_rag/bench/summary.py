@@ -22,8 +22,12 @@ from entroprefill_rag.errors import RecordError
 
 Data = dict[str, Any]
 QUALITY = ("found", "f1", "need_met")
-MEANS = (*QUALITY, "kept_share", "same_text", "same_first", "kl", "ttft", "total", "prompt_tokens", "token_layers")
-MEANS = (*MEANS, "kv_bytes", "peak_bytes", "generated_tokens")
+MEANS = (
+    *QUALITY,
+    *("kept_share", "same_text", "same_first", "kl", "ttft", "total", "prompt_tokens", "generated_tokens"),
+    *("token_layers", "kv_bytes", "peak_bytes"),
+)
+BESIDE = "embedder"
 
 
 def summarise(rows: Sequence[Row], run: Mapping[str, Any]) -> Data:
@@ -44,7 +48,7 @@ def summarise(rows: Sequence[Row], run: Mapping[str, Any]) -> Data:
         # Of a method whose settings have changed since, the old rows say nothing.
         if row.settings == told.get(row.method, {}).get("settings", row.settings):
             by_method.setdefault(row.method, []).append(row)
-    full = {(row.set, row.question): row for row in by_method.get("full", []) if row.status == "ok"}
+    full, beside = (_answers(by_method.get(name, ())) for name in ("full", BESIDE))
     sets = sorted({row.set for row in rows})
     return {
         "format": FORMAT,
@@ -62,11 +66,14 @@ def summarise(rows: Sequence[Row], run: Mapping[str, Any]) -> Data:
                 "what": told.get(name, {}).get("what", ""),
                 "origin": told.get(name, {}).get("origin", ""),
                 **_method(mine, full),
+                "beside": _beside(mine, beside),
             }
             for name, mine in by_method.items()
             if mine
         ],
-        "sets": {name: {method: _of_set(mine, name) for method, mine in by_method.items() if mine} for name in sets},
+        "sets": {
+            name: {method: _of_set(mine, name, beside) for method, mine in by_method.items() if mine} for name in sets
+        },
     }
 
 
@@ -92,7 +99,23 @@ def _method(rows: Sequence[Row], full: Mapping[tuple[str, str], Row]) -> Data:
     }
 
 
-def _of_set(rows: Sequence[Row], name: str) -> Data:
+def _answers(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
+    """What did not fail, by question."""
+    return {(row.set, row.question): row for row in rows if row.status == "ok"}
+
+
+def _beside(rows: Sequence[Row], other: Mapping[tuple[str, str], Row]) -> Data | None:
+    """Paired with the embedder's short prompt; None where that did not run."""
+    pairs = [(row, other[key]) for key, row in _answers(rows).items() if key in other]
+    if not pairs:
+        return None
+    return {
+        **{name: _difference(pairs, name) for name in QUALITY},
+        "speedup": _ratio(pairs, lambda row: row.ttft),
+    }
+
+
+def _of_set(rows: Sequence[Row], name: str, beside: Mapping[tuple[str, str], Row]) -> Data:
     mine = [row for row in rows if row.set == name]
     able = [row for row in mine if row.status == "ok"]
     return {
@@ -100,6 +123,7 @@ def _of_set(rows: Sequence[Row], name: str) -> Data:
         "failed": sum(row.status == "failed" for row in mine),
         **{quality: _mean(able, quality) for quality in QUALITY},
         "ttft": _mean(able, "ttft"),
+        "beside": _beside(mine, beside),
     }
 
 

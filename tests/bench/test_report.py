@@ -173,3 +173,13 @@ def test_files_are_written_beside_the_rows_and_into_the_documentation(tmp_path, 
 def test_a_run_without_rows_is_refused():
     with pytest.raises(RecordError, match="no row to report"):
         summarise([], RUN)
+
+
+def test_methods_are_paired_with_the_embedder_where_it_ran(summary, rows):
+    assert method(summary, "ours")["beside"] is None
+    met = [row(i, "embedder", ttft=0.5, need_met=i < 10) for i in range(31)]
+    ours = method(summarise([*rows, *met], RUN), "ours")["beside"]
+    assert ours["need_met"]["mean"] == pytest.approx(21 / 31, rel=1e-3)
+    assert ours["speedup"]["mean"] == pytest.approx(0.5)
+    page = markdown(summarise([*rows, *met], RUN), "x")
+    assert "| ours | +0.00 [+0.00, +0.00] | +0.00 [+0.00, +0.00] | +0.68 [" in page
