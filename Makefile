@@ -16,6 +16,7 @@ help: ## this list
 
 demo: models ## answer a question over examples/documents, pruned in mid-prefill
 	$(BIN)/entroprefill ask "$(QUESTION)" --docs examples/documents --max-new-tokens 48
+	@echo "next: docs/tour.md"
 
 test: models ## the whole suite, on the newest versions; nothing that needs a packaged model is skipped
 	ENTROPREFILL_REQUIRE_MODELS=1 $(BIN)/pytest
