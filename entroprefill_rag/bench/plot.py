@@ -39,6 +39,10 @@ def quality_svg(summary: dict[str, Any]) -> str:
             axes.annotate(
                 method["name"], (ttft["mean"], found["mean"]), xytext=(5, 4), textcoords="offset points", fontsize=8
             )
+        # Times may lie a factor of twenty apart.
+        axes.set_xscale("log")
+        for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            ticks("{x:g}")
         axes.set_xlabel("seconds to the first token (mean, 95% interval)")
         axes.set_ylabel("answers found (share, 95% interval)")
         axes.grid(alpha=0.3)

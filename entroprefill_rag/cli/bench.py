@@ -92,6 +92,8 @@ def bench(
         names, minutes = names or list(QUICK), minutes or QUICK_MINUTES
     # Refused before a model is loaded; the layer is known only after.
     chosen(catalogue(layer=1, budget=budget, cross_encoders=cross_encoder or ()), names)
+    if not data and not DATA.is_file():
+        raise RequestError(f"no questions: a checkout has {DATA}; elsewhere, name a file of them with --data FILE")
     wanted = asked.in_turn(asked.load(data or [DATA]), questions)
     store = Store(out)
     with waiting("Loading the models"):

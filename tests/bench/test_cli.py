@@ -108,6 +108,13 @@ def test_bad_input_is_one_line(arguments, part, tiny_folder, data_file, tmp_path
     assert "Traceback" not in result.output
 
 
+def test_outside_a_checkout_the_way_out_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = bench("--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "name a file of them with --data" in result.output
+
+
 def test_a_folder_that_holds_no_run_is_refused(tmp_path):
     result = bench("--report-only", tmp_path)
     assert result.exit_code == 2
@@ -134,7 +141,7 @@ def test_two_questions_by_four_methods_with_the_packaged_models(
         "--methods",
         "ours,embedder,second-pass",
         "--max-new-tokens",
-        4,
+        2,
         "--dtype",
         "float32",
     )
