@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from entroprefill_rag.calibration.heads import POOLED_COUNTS, folds_of, held_out, pick
+from entroprefill_rag.calibration.across import held_out_across, pick_across
+from entroprefill_rag.calibration.heads import folds_of, held_out, pick
 from entroprefill_rag.calibration.measure import Measured
 from entroprefill_rag.calibration.profile import CapCurve, Estimate, LayerEvidence, ModelProfile, Training
+from entroprefill_rag.calibration.questions import HARD
 from entroprefill_rag.calibration.ranking import Batch, auc, head_auc, interval, pooled, recall, stack
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.errors import ProfileError
@@ -27,8 +29,8 @@ CAPS = (0.1, 0.2, 0.3, 0.5)
 SAVINGS = (0.25, 0.5)
 LEAST_QUESTIONS = 20
 MOST_LAYERS = 5
-GOOD_ENOUGH = 0.8
-"""Share of the best layer's recall above chance that a monitored layer must reach."""
+GOOD_ENOUGH = 0.9
+"""Share of the best layer's AUC above chance that a monitored layer must reach."""
 LEAST_MASS = 0.1
 """Mean mass on the documents of a monitored layer, over heads and questions."""
 CLEARLY = 1.1
@@ -96,7 +98,9 @@ def fit(
     Raises:
         ProfileError: too few questions, or no layer whose choice is better than chance.
     """
-    measured, forms, groups = _same_layers(measured, forms, groups)
+    everything = _same_layers(measured, forms, groups)
+    hard = [one for one, form in zip(everything[0], everything[1], strict=True) if form in HARD]
+    measured, forms, groups = _without_hard(*everything)
     if len(measured) < LEAST_QUESTIONS or len(set(groups)) < _FOLDS:
         raise ProfileError(
             f"{len(measured)} training questions from {len(set(groups))} texts are too few; at least {LEAST_QUESTIONS} "
@@ -107,11 +111,13 @@ def fit(
     fold = folds_of(np.array(groups), _FOLDS, rng)
     config = PruningConfig()
     seen, layers = _Seen.of(measured, batch), measured[0].layers
-    ranking = [_ranking_heads(at, seen, batch, fold) for at in range(len(layers))]
+    ranking = [_ranking_heads(at, seen, batch, fold, forms) for at in range(len(layers))]
     found = [
-        _fit_layer(at, layer, measured, seen, ranking[at], batch, fold, rng, model, config)
+        _fit_layer(at, layer, measured, forms, seen, ranking[at], batch, fold, rng, model, config)
         for at, layer in enumerate(layers)
     ]
+    if hard:
+        found = [_with_hard(one, ranking[at], hard, rng) for at, one in enumerate(found)]
     chance = batch.chance(SHARE)
     chosen = choose_layers(found, chance, model.layers)
     at_chosen = [one for one in found if one.layer in chosen]
@@ -141,6 +147,7 @@ def fit(
             questions=len(measured),
             seed=seed,
             forms=dict(sorted(Counter(forms).items())),
+            hard=len(hard),
             folds=_FOLDS,
             tokens=(min(one.n_tokens for one in measured), max(one.n_tokens for one in measured)),
             chance=_short(chance),
@@ -153,9 +160,10 @@ def fit(
 def choose_layers(evidence: Sequence[LayerEvidence], chance: float, depth: int) -> tuple[int, ...]:
     """Monitored layers: the earliest that find gold nearly as well as the best one does and are worth stopping at.
 
-    A layer qualifies when its held-out recall with pooled heads lies above chance with its whole interval, and by at
-    least ``GOOD_ENOUGH`` of the best layer's distance, and when it looks at the documents with at least ``LEAST_MASS``:
-    a layer of sinks loses little whatever goes. The first monitored layer that passes is the one that is used; so a
+    A layer qualifies when its held-out recall with pooled heads lies above chance with its whole interval, when their
+    held-out AUC, which counts the whole order and so what goes first, lies above 0.5 by at least ``GOOD_ENOUGH`` of the
+    best layer's distance, and when it looks at the documents with at least ``LEAST_MASS``: a layer of sinks loses
+    little whatever goes. The first monitored layer that passes is the one that is used; so a
     layer is left out where, under caps of 0.2, a later one that qualifies saves clearly more work (chunk tokens times
     layers left). At most ``MOST_LAYERS``, since the audit's error is shared among them. Layers above ``DEEPEST`` of
     the stack, and those of little document mass, count only where no other qualifies.
@@ -171,9 +179,8 @@ def choose_layers(evidence: Sequence[LayerEvidence], chance: float, depth: int) 
             "no layer of this model finds the gold chunk better than chance on the training questions: without a "
             "profile its default settings are used; more, or other, documents may help"
         )
-    best = max(able, key=lambda one: (one.pooled.mean, -one.layer))
-    bar = chance + GOOD_ENOUGH * (best.pooled.mean - chance)
-    good = [one for one in able if one.pooled.mean >= bar]
+    bar = 0.5 + GOOD_ENOUGH * (max(one.pooled_auc for one in able) - 0.5)
+    good = [one for one in able if one.pooled_auc >= bar]
     work = {one.layer: _work_saved(one, depth) for one in good}
     useful = [
         one.layer
@@ -189,22 +196,31 @@ def _work_saved(one: LayerEvidence, depth: int) -> float:
     return saved * (depth - 1 - one.layer) / depth
 
 
-def _ranking_heads(at: int, seen: _Seen, batch: Batch, fold: NDArray[np.int64]) -> Heads:
+def _ranking_heads(at: int, seen: _Seen, batch: Batch, fold: NDArray[np.int64], forms: Sequence[str]) -> Heads:
     """The heads of this and earlier layers that rank chunks here, each with the same share."""
-    shares, by_head = seen.up_to(at)
-    v, _ = pick(shares, by_head, batch, fold, zeta=0.0, counts=_counts(shares.shape[1]))
+    v = pick_across(*seen.up_to(at), batch, fold, forms)
     heads = seen.shares.shape[2]
     return tuple((int(i) // heads, int(i) % heads, float(v[i])) for i in np.flatnonzero(v))
 
 
-def _counts(heads: int) -> tuple[int, ...]:
-    return tuple(n for n in POOLED_COUNTS if n <= heads)
+def _with_hard(one: LayerEvidence, heads: Heads, hard: Sequence[Measured], rng: np.random.Generator) -> LayerEvidence:
+    """The same with what the ranking heads find where the sentence asked for is gone; no head was picked by that."""
+    batch = Batch.of([question.tokens for question in hard], [question.gold for question in hard])
+    scores = stack([_evidence(question, heads)[None] for question in hard], batch)
+    return one.model_copy(update={"hard": _estimate(recall(pooled(scores, np.ones(1), batch), batch, SHARE), rng)})
+
+
+def _evidence(one: Measured, heads: Heads) -> Floats:
+    """``[k]`` share of these heads' attention on every chunk."""
+    rows = [(share, one.masses[place][head].mean(axis=0)) for place, head, share in heads]
+    return np.asarray(sum(share * row / max(float(row.sum()), 1e-12) for share, row in rows))
 
 
 def _fit_layer(
     at: int,
     layer: int,
     measured: Sequence[Measured],
+    forms: Sequence[str],
     seen: _Seen,
     ranking: Heads,
     batch: Batch,
@@ -226,8 +242,7 @@ def _fit_layer(
     plain = pooled(masses, np.full(heads, 1.0 / heads), batch)
     unseen = held_out(masses, by_head, batch, fold, rng, zeta=zeta)
     v, n = pick(masses, by_head, batch, fold, zeta=zeta)
-    side_by_side, alone = seen.up_to(at)
-    across = held_out(side_by_side, alone, batch, fold, rng, zeta=0.0, counts=_counts(alone.shape[1]))
+    across = held_out_across(*seen.up_to(at), batch, fold, forms, rng)
     documents = mass.mean(axis=1)
     return LayerEvidence(
         layer=layer,
@@ -251,9 +266,7 @@ def _fit_layer(
 def _removed(one: Measured, at: int, heads: Heads, config: PruningConfig, cap: float, target: float) -> tuple[int, ...]:
     """What greedy removes of one question at one layer, in the order of these heads."""
     masses, total = one.masses[at], int(one.tokens.sum())
-    rows = [(share, one.masses[place][head].mean(axis=0)) for place, head, share in heads]
-    evidence = sum(share * row / max(float(row.sum()), 1e-12) for share, row in rows)
-    scores = np.asarray(evidence) / np.maximum(one.tokens, 1)
+    scores = _evidence(one, heads) / np.maximum(one.tokens, 1)
     problem = RemovalProblem(
         masses=masses,
         caps=np.full(masses.shape[:2], cap),
@@ -300,6 +313,13 @@ def _same_layers(
         return [], [], []
     usual = Counter(one.layers for one in measured).most_common(1)[0][0]
     kept = [i for i, one in enumerate(measured) if one.layers == usual and one.layers]
+    return [measured[i] for i in kept], [forms[i] for i in kept], [groups[i] for i in kept]
+
+
+def _without_hard(
+    measured: Sequence[Measured], forms: Sequence[str], groups: Sequence[int]
+) -> tuple[list[Measured], list[str], list[int]]:
+    kept = [i for i, form in enumerate(forms) if form not in HARD]
     return [measured[i] for i in kept], [forms[i] for i in kept], [groups[i] for i in kept]
 
 

@@ -7,8 +7,6 @@ taken (Breiman et al. 1984): more heads, less to overfit (correction 13). Questi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +16,6 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 COUNTS = (1, 2, 3, 4, 6, 8)
-POOLED_COUNTS = (1, 2, 3, 4, 6, 8)
-"""Heads that may share the say where those of several layers stand side by side; all of them is no choice there."""
 
 
 def folds_of(groups: Places, folds: int, rng: np.random.Generator) -> Places:
@@ -51,10 +47,8 @@ def counts_of(heads: int) -> tuple[int, ...]:
     return (*(n for n in COUNTS if n < heads), heads)
 
 
-def pick(
-    masses: Floats, by_head: Floats, batch: Batch, fold: Places, *, zeta: float, counts: Sequence[int] | None = None
-) -> tuple[Floats, int]:
-    """The weights of one layer, or of several whose heads stand side by side.
+def pick(masses: Floats, by_head: Floats, batch: Batch, fold: Places, *, zeta: float) -> tuple[Floats, int]:
+    """The weights of one layer.
 
     Args:
         masses: ``[Q, H_Q, K]``.
@@ -62,12 +56,11 @@ def pick(
         batch: the questions.
         fold: ``[Q]``.
         zeta: floor that the weights will get.
-        counts: numbers of heads to try; None tries those of :func:`counts_of`.
 
     Returns:
         ``[H_Q]`` ``v``, and how many heads share it.
     """
-    counts = counts_of(masses.shape[1]) if counts is None else tuple(counts)
+    counts = counts_of(masses.shape[1])
     found = np.zeros((len(counts), len(fold)))
     for held in np.unique(fold):
         out = fold == held
@@ -82,14 +75,7 @@ def pick(
 
 
 def held_out(
-    masses: Floats,
-    by_head: Floats,
-    batch: Batch,
-    fold: Places,
-    rng: np.random.Generator,
-    *,
-    zeta: float,
-    counts: Sequence[int] | None = None,
+    masses: Floats, by_head: Floats, batch: Batch, fold: Places, rng: np.random.Generator, *, zeta: float
 ) -> Floats:
     """``[Q, K]`` pooled mass per token of every question under weights picked on the other folds alone.
 
@@ -100,6 +86,6 @@ def held_out(
     for held in np.unique(fold):
         out = fold == held
         inner = folds_of(fold[~out], folds - 1, rng) if folds > 2 else np.arange((~out).sum(), dtype=np.int64) % 2
-        v, _ = pick(masses[~out], by_head[~out], batch.chosen(~out), inner, zeta=zeta, counts=counts)
+        v, _ = pick(masses[~out], by_head[~out], batch.chosen(~out), inner, zeta=zeta)
         scores[out] = pooled(masses[out], floored(v, zeta), batch.chosen(out))
     return scores

@@ -52,8 +52,13 @@ class LayerEvidence(_Entry):
     renyi: Estimate = Field(description="The same with Renyi weights.")
     profile: Estimate = Field(description="The same with picked heads, chosen on other questions (cross-validated).")
     pooled: Estimate = Field(
-        description="The same with heads picked from this and all earlier layers, each layer's mass on the chunks set "
+        description="The same with heads picked from this and all earlier layers, each head's mass on the chunks set "
         "to 1 first, chosen on other questions (cross-validated)."
+    )
+    hard: Estimate | None = Field(
+        default=None,
+        description="The same on questions whose sentence was taken out of its chunk, which no head was picked by; "
+        "None where there were none.",
     )
     uniform_auc: float = Field(description="Chance that a gold chunk scores above another, all heads alike.")
     profile_auc: float = Field(description="The same, picked heads, cross-validated.")
@@ -69,9 +74,10 @@ class Training(_Entry):
     """Where the evidence comes from."""
 
     source: str = Field(description="'packaged', or what the documents were.")
-    questions: int
+    questions: int = Field(description="That heads and layers were picked by, hard ones left out.")
     seed: int
-    forms: dict[str, int] = Field(description="Questions of each form.")
+    forms: dict[str, int] = Field(description="Questions of each form, hard ones left out.")
+    hard: int = Field(default=0, description="Questions whose sentence was taken out of its chunk: only measured.")
     folds: int
     tokens: tuple[int, int] = Field(description="Shortest and longest prompt.")
     chance: float = Field(description="Recall of a random choice of a quarter of the chunks.")

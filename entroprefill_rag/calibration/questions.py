@@ -19,6 +19,9 @@ from entroprefill_rag.request import Chunk, RagRequest
 FORMS = ("asked", "dropped", "topic", "two_chunks", "removed")
 """Forms, in the turn in which they are made."""
 
+HARD = ("removed",)
+"""Forms that are measured and fit nothing: where the sentence is gone, no head can find it, only its surroundings."""
+
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"“])")
 _WORD = re.compile(r"[^\W_]+(?:['’.,-][^\W_]+)*")
 _NUMBER = re.compile(r"\d[\d,.]*\d|\d")

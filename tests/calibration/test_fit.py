@@ -154,7 +154,7 @@ def evidence(layer, mean, *, saved=0.4, low=None):
         pooled=told,
         uniform_auc=0.5,
         profile_auc=0.5,
-        pooled_auc=0.5,
+        pooled_auc=mean,
         head_auc=(),
         head_mass=(),
         heads=1,
@@ -164,7 +164,7 @@ def evidence(layer, mean, *, saved=0.4, low=None):
 
 
 def test_layers_far_behind_the_best_are_not_monitored():
-    assert choose_layers([evidence(5, 0.5), evidence(6, 0.8), evidence(7, 0.9)], 0.25, 20) == (6, 7)
+    assert choose_layers([evidence(5, 0.6), evidence(6, 0.87), evidence(7, 0.9)], 0.25, 20) == (6, 7)
 
 
 def test_a_layer_whose_interval_reaches_chance_is_not_monitored():
@@ -173,19 +173,19 @@ def test_a_layer_whose_interval_reaches_chance_is_not_monitored():
 
 def test_a_layer_that_a_later_one_beats_in_work_saved_is_left_out():
     late = evidence(9, 0.9, saved=0.5)
-    assert choose_layers([evidence(5, 0.85, saved=0.15), late], 0.25, 20) == (9,)
-    assert choose_layers([evidence(5, 0.85, saved=0.4), late], 0.25, 20) == (5, 9)
+    assert choose_layers([evidence(5, 0.88, saved=0.15), late], 0.25, 20) == (9,)
+    assert choose_layers([evidence(5, 0.88, saved=0.4), late], 0.25, 20) == (5, 9)
 
 
 def test_a_layer_that_looks_at_sinks_counts_only_where_all_do():
     sinks = evidence(5, 0.9).model_copy(update={"doc_mass": 0.04})
-    assert choose_layers([sinks, evidence(6, 0.85)], 0.25, 20) == (6,)
+    assert choose_layers([sinks, evidence(6, 0.88)], 0.25, 20) == (6,)
     assert choose_layers([sinks], 0.25, 20) == (5,)
 
 
 def test_the_top_of_the_stack_counts_only_where_nothing_else_does():
     assert choose_layers([evidence(8, 0.7), evidence(17, 0.95)], 0.25, 20) == (8,)
-    assert choose_layers([evidence(8, 0.3), evidence(17, 0.95)], 0.25, 20) == (17,)
+    assert choose_layers([evidence(8, 0.3, low=0.2), evidence(17, 0.95)], 0.25, 20) == (17,)
 
 
 def test_at_most_five_layers_are_monitored():
