@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
 from entroprefill_rag.record import GenerationResult
 from entroprefill_rag.report.plain import PlainStream, plain
@@ -17,7 +17,7 @@ def _nothing() -> None:
 
 
 def write_answer(
-    items: Iterable[StreamItem] | Iterable[Any], out: TextIO | None, before_text: Callable[[], None] = _nothing
+    items: Iterable[StreamItem] | Iterable[Any], out: IO[str] | None, before_text: Callable[[], None] = _nothing
 ) -> GenerationResult:
     """Write an answer as it comes, and an empty line after it; one that is given up is called off.
 

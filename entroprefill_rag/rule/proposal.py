@@ -181,7 +181,7 @@ class Proposer:
         ranking = pooled
         if evidence is not None:
             per_token = evidence
-            ranking = np.bincount(self._owner, weights=evidence, minlength=len(self.tokens))
+            ranking = np.bincount(self._owner, weights=evidence, minlength=len(self.tokens)).astype(np.float64)
             seen["evidence"] = significant(ranking)
         scores = chunk_scores(
             relative_masses(ranking, self.tokens, config.alpha),
