@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from entroprefill_rag.certificate.result import Certificate
 from entroprefill_rag.config import HeadProfile, PruningConfig
 from entroprefill_rag.errors import ProfileError
 
@@ -110,6 +111,9 @@ class ModelProfile(_Entry):
     training: Training
     evidence: tuple[LayerEvidence, ...]
     versions: dict[str, str] = Field(default_factory=dict)
+    certificates: tuple[Certificate, ...] = Field(
+        default=(), description="Of workloads measured with this profile (`entroprefill certify --into`)."
+    )
 
     @model_validator(mode="after")
     def _fits_itself(self) -> ModelProfile:
@@ -155,6 +159,19 @@ class ModelProfile(_Entry):
         pooled = (one for one in self.pooled if one[0] in layers and all(head[0] in readable for head in one[1]))
         weights = (one for one in self.weights if one[0] in layers)
         return HeadProfile(name=self.name, weights=tuple(weights), pooled=tuple(pooled))
+
+    def with_certificate(self, found: Certificate) -> ModelProfile:
+        """The same with one more certificate; what decides, and so the name, stays as it is.
+
+        Raises:
+            ProfileError: the certificate was measured with another profile.
+        """
+        if found.profile != self.name:
+            raise ProfileError(
+                f"the certificate was measured with profile {found.profile or 'none'}, and this is {self.name}; "
+                "certify again with --into this file"
+            )
+        return self.model_copy(update={"certificates": (*self.certificates, found)})
 
     def to_json(self) -> str:
         """As JSON, with a line for every entry."""

@@ -16,6 +16,7 @@ from entroprefill_rag.cli.console import console, guarded, note
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from entroprefill_rag.calibration.profile import ModelProfile
     from entroprefill_rag.certificate.result import Certificate, LossName, Tested
     from entroprefill_rag.config import PruningConfig
 
@@ -50,6 +51,10 @@ def certify(
         Path | None, typer.Option("--resume", help="Keep what is measured in this file, and go on from it.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the certificate to this file.")] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", help="Measure with the profile of this file, and add the certificate to it."),
+    ] = None,
     config_out: Annotated[
         Path | None, typer.Option("--config-out", help="Write the chosen configuration, for ask --config.")
     ] = None,
@@ -71,6 +76,7 @@ def certify(
 
     inputs.check_outputs({"--out": out, "--config-out": config_out, "--resume": resume})
     name = _loss(loss)
+    holder = _holder(into, profile)
     base = inputs.load_config(config, enabled=True, seed=None)
     places = default_grid() if grid is None else read_grid(grid)
     configurations(base, places)
@@ -80,7 +86,7 @@ def certify(
     with waiting("Loading the model"):
         from entroprefill_rag.engine.backend import LocalBackend
 
-        backend = LocalBackend.from_pretrained(model, device=device, dtype=dtype, profile=profile)
+        backend = LocalBackend.from_pretrained(model, device=device, dtype=dtype, profile=holder or profile)
     with closing(backend), _counting("Measuring") as told:
         found = run(
             backend,
@@ -97,13 +103,35 @@ def certify(
         )
     if out is not None:
         out.write_text(found.to_json(), encoding="utf-8")
-    _write_config(found, config_out, profile)
+    if into is not None and holder is not None:
+        into.write_text(holder.with_certificate(found).to_json(), encoding="utf-8")
+    _write_config(found, config_out, into or profile)
     if as_json:
         typer.echo(json.dumps(found.model_dump(mode="json")))
         return
     _report(found)
-    if out is None:
-        note("note: the certificate was not written; give --out FILE to keep it")
+    if out is None and into is None:
+        note("note: the certificate was not written; give --out FILE, or --into PROFILE, to keep it")
+
+
+def _holder(into: Path | None, profile: Path | None) -> ModelProfile | None:
+    """The profile that the certificate goes into; None without one.
+
+    Raises:
+        CertificateError: another profile is to be measured with.
+        ProfileError: the file is no profile.
+    """
+    from entroprefill_rag.calibration.profile import ModelProfile
+    from entroprefill_rag.errors import CertificateError
+
+    if into is None:
+        return None
+    if profile is not None and profile.absolute() != into.absolute():
+        raise CertificateError(
+            f"--into {str(into)!r} and --profile {str(profile)!r} name two profiles; a certificate goes into the one "
+            "it was measured with: leave --profile out"
+        )
+    return ModelProfile.read(into)
 
 
 def _loss(text: str) -> LossName:

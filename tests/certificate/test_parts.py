@@ -122,6 +122,17 @@ def certificate(**changes):
     return Certificate.model_validate({**data, **changes})
 
 
+def test_a_profile_takes_no_certificate_of_another_one():
+    from profile_cases import profile
+
+    from entroprefill_rag.errors import ProfileError
+
+    mine = certificate(profile=profile().name)
+    assert profile().with_certificate(mine).certificates == (mine,)
+    with pytest.raises(ProfileError, match="measured with profile none"):
+        profile().with_certificate(certificate())
+
+
 def test_a_certificate_round_trips(tmp_path):
     made = certificate()
     (tmp_path / "c.json").write_text(made.to_json())

@@ -158,7 +158,7 @@ def command(monkeypatch):
     monkeypatch.setattr(
         engine.LocalBackend,
         "from_pretrained",
-        classmethod(lambda cls, name, **_: cls(model(), tokenizer(), name="tiny", profile=False)),
+        classmethod(lambda cls, name, profile=None, **_: cls(model(), tokenizer(), name="t", profile=profile or False)),
     )
     return lambda *words: typer.CliRunner().invoke(app, ["certify", *map(str, words)])
 
@@ -187,6 +187,26 @@ def test_the_command_writes_a_certificate_and_a_configuration_that_ask_takes(com
     shown = command(*words, "--json")
     data = json.loads(shown.output[shown.output.index("{") : shown.output.rindex("}") + 1])
     assert data["certified"] == made.certified
+
+
+def test_a_certificate_goes_into_the_profile_it_was_measured_with(command, files):
+    from profile_cases import profile
+
+    from entroprefill_rag.calibration.profile import ModelProfile
+
+    file = files / "p.json"
+    file.write_text(profile().to_json())
+    words = ["--requests", files / "r.jsonl", "--grid", files / "grid.json", "--config", files / "base.json"]
+    words += ["--alpha", "0.95", "--delta", "0.2", "--loss", "discarded_mass", "--into", file]
+    assert command(*words).exit_code == 0
+    found = ModelProfile.read(file)
+    assert found.name == profile().name
+    assert [one.profile for one in found.certificates] == [found.name]
+    assert command(*words).exit_code == 0
+    assert len(ModelProfile.read(file).certificates) == 2
+    other = command(*words, "--profile", files / "other.json")
+    assert other.exit_code == 2
+    assert "name two profiles" in " ".join(other.output.split())
 
 
 @pytest.mark.parametrize(
