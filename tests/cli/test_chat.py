@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,7 +257,13 @@ def test_a_terminal_has_a_prompt_and_a_second_interrupt_at_it_leaves(arguments):
 @pytest.mark.model
 @pytest.mark.slow
 def test_messy_documents_are_talked_over_with_a_real_model(data_dir, tmp_path, smollm2_folder, embedder_folder):
-    given = ("--docs", data_dir / "messy", "--model", smollm2_folder, "--embedder", embedder_folder, "--top-k", 8)
+    # The worst of them; `ask` is tried on all.
+    docs = tmp_path / "messy"
+    docs.mkdir()
+    for start in ("11_", "16_", "17_", "18_", "29_"):
+        [file] = (data_dir / "messy").glob(f"{start}*")
+        shutil.copy(file, docs)
+    given = ("--docs", docs, "--model", smollm2_folder, "--embedder", embedder_folder, "--top-k", 4)
     command = [sys.executable, "-c", "from entroprefill_rag.cli import main; main()", "chat", *given]
     done = subprocess.run(
         list(map(str, [*command, "--max-new-tokens", 8])),
