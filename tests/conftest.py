@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +23,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", str(min(4, os.cpu_count() or 1)))
 # A developer's own choices must not decide what a test sees.
 os.environ.pop("ENTROPREFILL_MODEL", None)
+# A shell ignores interrupts for what it runs in the background, and children inherit that: tests send interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is slow without being wrong: no test has a deadline.
 hypothesis.settings.register_profile("suite", deadline=None)

@@ -161,6 +161,8 @@ OTHER = {
     "mass_min": 0.05,
     "alpha": 0.02,
     "lam": 0.5,
+    "evidence": "layer",
+    "reach": "all",
     "eps_row": 0.3,
     "rho": 0.5,
     "m0": 3,
