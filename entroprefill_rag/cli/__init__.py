@@ -1,4 +1,4 @@
-"""The command line: ``entroprefill ask``, ``chat``, ``show``, ``verify``, ``plan``, ``models``, ``cache`` and others.
+"""The command line: ``entroprefill ask``, ``chat``, ``serve``, ``show``, ``verify``, ``models`` and others.
 
 Importing it loads typer only; torch and the rest come with the command that needs them.
 """
@@ -24,6 +24,8 @@ from entroprefill_rag.cli.keep import cache_clear, cache_info, models_install, m
 from entroprefill_rag.cli.observers import observers
 from entroprefill_rag.cli.plan import plan
 from entroprefill_rag.cli.report import report
+from entroprefill_rag.cli.serve import EXAMPLES as SERVES
+from entroprefill_rag.cli.serve import serve
 from entroprefill_rag.cli.show import show
 from entroprefill_rag.cli.verify import sign, verify
 
@@ -50,6 +52,7 @@ cache_app = typer.Typer(help="What is kept between calls, and removing it.", no_
 
 app.command(epilog=EXAMPLES)(ask)
 app.command(epilog=CHATS)(chat)
+app.command(epilog=SERVES)(serve)
 app.command()(show)
 app.command()(report)
 app.command()(verify)

@@ -115,6 +115,30 @@ class FolderIndex:
         store.forget_unused()
         return cls(chunks, vectors, embedder, reading, len(missing), tuple(dict.fromkeys(store.notes)))
 
+    @classmethod
+    def joined(cls, parts: Sequence[FolderIndex]) -> FolderIndex:
+        """One index of several folders' chunks; the folders' paths must differ, for chunk ids are made of them.
+
+        Args:
+            parts: at least one; all of the same embedder.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        if any(part.vectors.shape[1] != first.vectors.shape[1] for part in parts):
+            raise ModelSourceError(_OTHER_MODEL)
+        return cls(
+            [chunk for part in parts for chunk in part.chunks],
+            np.concatenate([part.vectors for part in parts]),
+            first.embedder,
+            Reading(
+                [document for part in parts for document in part.reading.documents],
+                [skipped for part in parts for skipped in part.reading.skipped],
+            ),
+            sum(part.embedded for part in parts),
+            tuple(dict.fromkeys(text for part in parts for text in part.notes)),
+        )
+
     def search(self, query: str, top_k: int = 20) -> list[Hit]:
         """The ``top_k`` chunks most similar to a question, best first; equal scores in the documents' order.
 

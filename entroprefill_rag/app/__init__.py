@@ -1,0 +1,1 @@
+"""The web page of ``entroprefill serve``: questions over a store of documents, one machine, few people."""
