@@ -1,4 +1,4 @@
-"""The page's routes. Everything it shows comes from here as data; the page itself is three files that never change."""
+"""The page's routes. Everything it shows comes from here as data; the page itself is a few files that never change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COOKIE = "entroprefill_visit"
 _LONGEST_BODY = 64_000
 _LONGEST_QUESTION = 8_000
 _LISTED = 200
-_TYPES = {".css": "text/css", ".js": "text/javascript"}
+_STATIC = {"app.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
 Handler = Callable[[Request, Visit], Awaitable[Response]]
 
 
@@ -318,8 +318,8 @@ async def _page(request: Request) -> Response:
 
 async def _static(request: Request) -> Response:
     name = request.path_params["name"]
-    kind = _TYPES.get("." + name.rpartition(".")[2])
-    if name not in ("app.css", "app.js") or kind is None:
+    kind = _STATIC.get(name)
+    if kind is None:
         return JSONResponse({"error": "not found"}, status_code=404)
     return Response(_file(name), media_type=kind)
 

@@ -161,6 +161,7 @@ def _listening(host: str, port: int) -> socket.socket:
             if os.name == "posix":
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(address)
+            made.listen()  # whoever opens the address as soon as it is shown waits, and is not turned away
         except OSError:
             made.close()
             raise
