@@ -140,12 +140,46 @@ def observers() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+WORTH = (
+    ("full", "full prefill"),
+    ("ours", "EntroPrefill, defaults"),
+    ("layer", 'EntroPrefill, `evidence="layer"`'),
+    ("cap-0.3", "EntroPrefill, caps .3"),
+    ("cap-0.1", "EntroPrefill, caps .1"),
+    ("embedder", "short prompt, chosen by an embedder"),
+    ("midprefill-mean", "FastKV's rule, no caps"),
+    ("random", "short prompt, chosen at random"),
+    ("gold", "gold chunks alone (oracle)"),
+)
+
+
+def readme() -> str:
+    """The README with its one table of measurements, from the benchmark's summary."""
+    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    summary = json.loads((HERE / "benchmark" / "summary.json").read_text(encoding="utf-8"))
+    methods = {method["name"]: method for method in summary["methods"]}
+    lines = [
+        "| method | chunk tokens kept | need met | answer found | first token, s | speed-up |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, label in WORTH:
+        one = methods[name]
+        means = {key: f"{one[key]['mean']:.2f}" for key in ("kept_share", "need_met", "found", "ttft", "speedup")}
+        for key in ("need_met", "found"):
+            means[key] += f" [{one[key]['low']:.2f}, {one[key]['high']:.2f}]"
+        lines.append(f"| {label} | {' | '.join(means.values())} |")
+    begin, end = "<!-- benchmark: python docs/generate.py -->\n", "<!-- end -->"
+    before, _, rest = text.partition(begin)
+    return before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+
+
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
     return {
         HERE / "configuration.md": configuration(),
         HERE / "observers.md": observers(),
         HERE / "record.schema.json": record_schema(),
+        HERE.parent / "README.md": readme(),
     }
 
 
