@@ -215,7 +215,8 @@ def test_upper_is_at_most_eps_exactly_where_passed(
         values = np.concatenate([values, values], axis=1)
     result = bounded_mean(values, eps, level, bound)
     assert (result.passed == (result.upper <= eps)).all()
-    assert (result.upper >= result.eta_hat - 1e-12).all()
+    if bound != "betting":  # it keeps its largest wealth: what was shown early stands, whatever comes later
+        assert (result.upper >= result.eta_hat - 1e-12).all()
     assert (result.upper <= 1).all()
     exact = exact_mean(values, None, eps)
     assert (exact.passed == (exact.upper <= eps)).all()
