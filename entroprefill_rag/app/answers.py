@@ -62,9 +62,7 @@ class Answering:
         async with aclosing(self._stream(exchange.request, config, loaded, visit)) as events:
             async for event in events:
                 if event["type"] == "done":
-                    event["same"] = (
-                        None if exchange.answer is None else visit.answers[event["id"]].answer == exchange.answer
-                    )
+                    event["same"] = visit.answers[event["id"]].answer == exchange.answer
                 yield event
 
     def _retrieve(self, question: str, loaded: Loaded, visit: Visit) -> RagRequest:

@@ -69,7 +69,7 @@ class Guard:
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return "the request comes from another page"
         if headers.get("sec-fetch-site", "same-origin") != "same-origin" or OURS not in headers:
             return f"the request does not come from the page; programs send the header {OURS}: 1"

@@ -115,7 +115,7 @@ class Page:
             visit, secret = self.visits.find(request.cookies.get(_COOKIE, "")), None
             if visit is None:
                 if self.token is not None:
-                    raise _Refused(401, "give the token that the terminal shows")
+                    raise _Refused(401, "give the token that the server was started with")
                 secret, visit = self.visits.begin()
             response = await handler(request, visit)
             if secret is not None:
@@ -125,8 +125,8 @@ class Page:
         return route
 
     async def _login(self, request: Request) -> Response:
-        given = (await _data(request)).get("token")
-        if self.token is not None and not hmac.compare_digest(str(given).encode(), self.token.encode()):
+        given = str((await _data(request)).get("token")).encode("utf-8", "replace")
+        if self.token is not None and not hmac.compare_digest(given, self.token.encode("utf-8", "replace")):
             await asyncio.sleep(1.0)  # guessing takes its time
             raise _Refused(401, "this is not the token")
         secret, _ = self.visits.begin()

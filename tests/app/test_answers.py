@@ -211,6 +211,7 @@ def test_with_a_token_nothing_is_told_before_it_is_given(make_client):
         assert "set-cookie" not in response.headers
     assert client.post("/api/login", json={"token": "wrong"}).status_code == 401
     assert client.post("/api/login", json={}).status_code == 401
+    assert client.post("/api/login", content=b'{"token": "\\ud800"}').status_code == 401
     cookie = client.post("/api/login", json={"token": "correct horse battery"}).headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
