@@ -43,8 +43,8 @@ class Bounded:
 
     Attributes:
         eta_hat: mean loss, ``[H]``.
-        upper: upper confidence bound on the mean, at most 1, ``[H]``; ``upper <= eps`` exactly where passed.
-        passed: whether "the mean is at most ``eps``" is accepted, ``[H]``.
+        upper: upper confidence bound on the mean, ``eta_hat`` to 1, ``[H]``; ``upper <= eps`` exactly where passed.
+        passed: whether "the mean is at most ``eps``" is accepted, ``[H]``; never where ``eta_hat > eps``.
         log_wealth: largest log wealth over the draws, ``[H]``; betting only.
         variance: unbiased sample variance, ``[H]``; empirical Bernstein only.
     """
@@ -98,9 +98,12 @@ def bounded_mean(losses: ArrayLike, eps: float, level: float, bound: str) -> Bou
     m = values.shape[1]
     eta_hat = values.mean(axis=1)
     if bound == "betting":
+        # Wealth once made stays made, so the losses that came after it may have a larger mean than what was shown: the
+        # statement would hold at its level, and the record would read like a mistake.
         wealth = np.maximum(log_wealth_path(values, eps).max(axis=1), 0.0)
-        passed = wealth >= log_wealth_needed(level)
-        return Bounded(eta_hat, _agree(upper_mean(values, level), passed, eps), passed, wealth)
+        passed = (wealth >= log_wealth_needed(level)) & (eta_hat <= eps)
+        upper = np.maximum(upper_mean(values, level), eta_hat)
+        return Bounded(eta_hat, _agree(upper, passed, eps), passed, wealth)
     if bound == "kl":
         passed = kl_passes(eta_hat, m, eps, level)
         return Bounded(eta_hat, _agree(kl_upper(eta_hat, m, level), passed, eps), passed)
@@ -180,7 +183,7 @@ def recheck(
 ) -> NDArray[np.bool_]:
     """Which heads pass, from the numbers of a record alone.
 
-    Hoeffding and KL follow from ``eta_hat``, betting from ``log_wealth``, empirical Bernstein from ``eta_hat`` and
+    Hoeffding and KL follow from ``eta_hat``, betting from it and ``log_wealth``, empirical Bernstein from it and
     ``variance``, an exact mean from itself. In a record without the variance ``upper`` is taken, if it is no smaller
     than a variance of zero would make it.
 
@@ -212,7 +215,8 @@ def recheck(
     if bound == "betting":
         if log_wealth is None:
             raise ValueError("a betting audit can only be checked from its log_wealth, which is missing")
-        return np.asarray(np.asarray(log_wealth, dtype=np.float64) * (1.0 + leeway) >= log_wealth_needed(level))
+        wealth = np.asarray(log_wealth, dtype=np.float64) * (1.0 + leeway)
+        return np.asarray((wealth >= log_wealth_needed(level)) & (mean <= eps))
     if bound == "kl":
         return kl_passes(mean, m, eps, level)
     if bound == "hoeffding":

@@ -89,12 +89,14 @@ def sequential_mean(batches: Iterable[ArrayLike], *, eps: float, level: float, d
         # Summed in one chain with what came before, so that batches give the very numbers of one look at the end.
         path = np.cumsum(np.concatenate([stakes[:, None], growth], axis=1), axis=1)[:, 1:]
         stakes, peak = path[:, -1], np.maximum(peak, mix(path).max(axis=1))
-        passed = peak >= needed
-        if passed.all():
+        shown = peak >= needed
+        if shown.all() and bool((np.concatenate(seen, axis=1).mean(axis=1) <= eps).all()):
             stopped = "passed"
             break
         left = draws - drawn
-        if left and (~passed & (best_log_wealth(stakes, left, eps) < needed)).any():
+        total = np.concatenate(seen, axis=1).sum(axis=1)
+        poor = ~shown & (best_log_wealth(stakes, left, eps) < needed)
+        if left and (poor | (total > eps * draws)).any():
             stopped = "hopeless"
             break
     if not seen:

@@ -215,8 +215,7 @@ def test_upper_is_at_most_eps_exactly_where_passed(
         values = np.concatenate([values, values], axis=1)
     result = bounded_mean(values, eps, level, bound)
     assert (result.passed == (result.upper <= eps)).all()
-    if bound != "betting":  # it keeps its largest wealth: what was shown early stands, whatever comes later
-        assert (result.upper >= result.eta_hat - 1e-12).all()
+    assert (result.upper >= result.eta_hat - 1e-12).all()
     assert (result.upper <= 1).all()
     exact = exact_mean(values, None, eps)
     assert (exact.passed == (exact.upper <= eps)).all()
@@ -361,10 +360,23 @@ def test_betting_does_not_collapse_where_losses_are_all_or_nothing() -> None:
 
 def test_wealth_once_made_is_not_lost_again() -> None:
     """Betting tests the largest wealth over the draws, so the order in which losses came matters."""
-    losses = np.concatenate([np.zeros(60), np.full(20, 0.9)])
+    losses = np.concatenate([np.zeros(60), np.full(20, 0.55)])
     passed = bounded_mean(np.stack([losses, losses[::-1]]), 0.15, 1e-3, "betting")
     assert passed.passed.tolist() == [True, False]
     assert passed.upper[0] == 0.15
+
+
+def test_a_mean_above_the_limit_never_passes_whatever_was_shown_before() -> None:
+    losses = np.concatenate([np.zeros(60), np.full(20, 0.9)])[None]
+    result = bounded_mean(losses, 0.15, 1e-3, "betting")
+    assert result.log_wealth is not None
+    assert result.log_wealth[0] > np.log(1000)
+    assert not result.passed[0]
+    assert result.upper[0] >= result.eta_hat[0] > 0.15
+    again = recheck(
+        "betting", eps=0.15, level=1e-3, m=80, eta_hat=result.eta_hat, upper=result.upper, log_wealth=result.log_wealth
+    )
+    assert not again[0]
 
 
 # --- verification from a record -------------------------------------------------------------------------------------

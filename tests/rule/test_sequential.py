@@ -68,6 +68,23 @@ def test_an_audit_that_fails_after_its_last_draw_is_exhausted_not_hopeless() -> 
     assert result.bounded.passed.tolist() == [True, False]
 
 
+def test_a_head_that_was_shown_early_does_not_pass_while_its_mean_is_above_the_limit() -> None:
+    losses = np.zeros((2, 300))
+    losses[0, 60:100] = 0.9  # its wealth is made by then
+    losses[1, :20] = 0.9  # this one needs longer
+    result = sequential_mean(batches(losses, 20), eps=EPS, level=LEVEL, draws=300)
+    assert result.stopped == "passed"
+    seen = losses[:, : result.drawn]
+    assert (seen.mean(axis=1) <= EPS).all()
+    assert result.bounded.passed.all()
+
+    losses[0, 60:] = 0.9
+    result = sequential_mean(batches(losses, 20), eps=EPS, level=LEVEL, draws=300)
+    assert result.stopped == "hopeless"
+    assert result.drawn < 300
+    assert not result.bounded.passed[0]
+
+
 @given(seed=st.integers(0, 1000), size=st.integers(1, 130), heads=st.integers(1, 6))
 def test_the_verdict_is_the_one_of_a_single_look_at_the_end(seed: int, size: int, heads: int) -> None:
     rng = np.random.default_rng(seed)
