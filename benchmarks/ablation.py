@@ -1,9 +1,9 @@
-"""Which weighting of heads finds the gold chunks, layer by layer: last row, mean, Renyi, profile, pooled.
+"""Which rows and heads find the gold chunks, layer by layer: last row, mean, Renyi, profile, question, evidence.
 
     python benchmarks/ablation.py --page docs/ablation.md
 
-Only attention is read: no caps, no audit, no answers. Chunks are ordered by pooled mass per token, as the rule orders
-them up to smoothing and concentration, and a share of the *chunks* is kept. What each question showed is appended to a
+Only attention is read: no caps, no audit, no answers. Chunks are ordered as the rule orders them (by mass per token up
+to smoothing and concentration), and a share of the *chunks* is kept. What each question showed is appended to a
 file as soon as it is there: a run that was stopped goes on where it was. The profile is the shipped one of the model,
 or a file (--profile); it was fitted to training questions made from other texts.
 """
@@ -26,19 +26,23 @@ from entroprefill_rag import Chunk, LocalBackend, PruningConfig, RagRequest, __v
 from entroprefill_rag.calibration.measure import Measured, measure
 from entroprefill_rag.calibration.profile import ModelProfile
 from entroprefill_rag.calibration.ranking import Batch, interval, pooled, recall, stack
+from entroprefill_rag.rule.evidence import excess
 from entroprefill_rag.rule.pooling import head_weights, profile_weights
 
 Floats = NDArray[np.float64]
 ROOT = Path(__file__).parent.parent
-METHODS = ("last row", "mean", "renyi", "profile", "pooled")
+METHODS = ("last row", "mean", "renyi", "question", "profile", "evidence")
+NUMBERS = ("mean", "last", "entropy", "question", "before")
 SHARES = (0.25, 0.5)
-FORMAT = 1
+FORMAT = 2
 HOW_TO_READ = (
     "Written by `benchmarks/ablation.py`. Attention alone: no caps, no audit, no answers. Chunks are ordered by mass "
-    "per token: of the last row or of all proposal rows with all heads alike (last row, mean), with Renyi weights, "
-    "with the profile's heads of that layer (profile), or with its heads of that and earlier layers (pooled). A share "
-    "of the *chunks* is kept. Recall: share of the gold chunks kept. Need met: all of them kept, or any one where one "
-    "is enough. Intervals: bootstrap over questions, of the paired difference at that layer alone."
+    "per token: of the last row or of all proposal rows with all heads alike (last row, mean), with Renyi weights, or "
+    "with the profile's heads of that layer (profile); or by what the question's own rows place on them beyond the "
+    "rows before it, with all heads of that layer alike (question) or with the profile's heads of that and earlier "
+    "layers (evidence: what is used). A share of the *chunks* is kept. Recall: share of the gold chunks kept. Need "
+    "met: all of them kept, or any one where one is enough. Intervals: bootstrap over questions, of the paired "
+    "difference at that layer alone."
 )
 
 
@@ -82,6 +86,8 @@ def row_of(question: dict[str, Any], seen: Measured, stamp: dict[str, Any]) -> d
         "mean": told(seen.mean()),
         "last": told(seen.last()),
         "entropy": told(seen.entropy),
+        "question": told(np.stack(seen.question)),
+        "before": told(np.stack(seen.before)),
     }
 
 
@@ -110,7 +116,7 @@ class Table:
         self.batch = Batch.of([np.array(row["tokens"]) for row in self.rows], [row["gold"] for row in self.rows])
         self.methods = METHODS if profile is not None else METHODS[:-2]
         self._profile, self._groups = profile, groups
-        self._arrays = {name: [self._shaped(row, name) for row in self.rows] for name in ("mean", "last", "entropy")}
+        self._arrays = {name: [self._shaped(row, name) for row in self.rows] for name in NUMBERS}
         self.recall = {
             (share, method): np.stack([recall(self._scores(method, at), self.batch, share) for at in range(len(usual))])
             for share in SHARES
@@ -128,15 +134,10 @@ class Table:
         heads, config = masses.shape[1], PruningConfig()
         if method in ("last row", "mean"):
             return pooled(masses, np.full(heads, 1.0 / heads), self.batch)
-        if method == "pooled" and self._profile is not None:
-            picked = dict(self._profile.pooled).get(self.layers[at], ())
-            shares = np.zeros((len(masses), 1, masses.shape[2]))
-            for layer, head, share in picked:
-                place = self.layers.index(layer)
-                row = stack([one[place, head][None] for one in self._arrays[name]], self.batch)
-                mass = row.sum(axis=2, keepdims=True)
-                shares += np.where(mass >= self._profile.mu_min, share * row / np.maximum(mass, 1e-12), 0.0)
-            return pooled(shares, np.ones(1), self.batch)
+        if method == "question":
+            return self._evidence([(self.layers[at], head, 1.0 / heads) for head in range(heads)], 0.0)
+        if method == "evidence" and self._profile is not None:
+            return self._evidence(dict(self._profile.pooled).get(self.layers[at], ()), self._profile.mu_min)
         mass = masses.sum(axis=2)
         entropy = [one[at] for one in self._arrays["entropy"]]
         v = dict(self._profile.weights).get(self.layers[at]) if method == "profile" and self._profile else None
@@ -149,6 +150,18 @@ class Table:
                 for h2, one in zip(entropy, mass, strict=True)
             ]
         return pooled(masses, np.stack(each), self.batch)
+
+    def _evidence(self, heads: Sequence[tuple[int, int, float]], least: float) -> Floats:
+        scores = np.zeros(self.batch.there.shape)
+        for layer, head, share in heads:
+            place = self.layers.index(layer)
+            question, before = (
+                stack([one[place, head][None] for one in self._arrays[name]], self.batch)[:, 0]
+                for name in ("question", "before")
+            )
+            shares, mass = excess(question, before)
+            scores += np.where(mass >= least, share, 0.0)[:, None] * shares
+        return np.asarray(scores / self.batch.tokens)
 
     def met(self, share: float, method: str) -> Floats:
         """``[layers, questions]`` whether what a question needs was kept: all gold chunks, or any one."""
@@ -172,13 +185,13 @@ def page(table: Table, about: str) -> str:
         lines += ["", f"## {share:.0%} of the chunks kept", ""]
         names = [*(f"recall, {name}" for name in methods), *(f"need met, {name}" for name in methods)]
         if "profile" in methods:
-            names.append("pooled - mean, recall (95%)")
+            names.append("evidence - mean, recall (95%)")
         lines += ["| layer | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
         for at, layer in enumerate(table.layers):
             cells = [f"{table.recall[share, name][at].mean():.2f}" for name in methods]
             cells += [f"{table.met(share, name)[at].mean():.2f}" for name in methods]
             if "profile" in methods:
-                paired = table.recall[share, "pooled"][at] - table.recall[share, "mean"][at]
+                paired = table.recall[share, "evidence"][at] - table.recall[share, "mean"][at]
                 mean, low, high = interval(paired, rng)
                 cells.append(f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]")
             lines.append(f"| {layer} | " + " | ".join(cells) + " |")

@@ -224,9 +224,10 @@ class PruningConfig(_Settings):
     )
     evidence: Literal["auto", "layer"] = Field(
         default="auto",
-        description="What ranks the chunks at a layer: 'auto' takes the heads of this and earlier layers that a "
-        "profile names (`head_weights`), 'layer' the layer's own weighted heads alone. Caps, envelope and audit are "
-        "always those of the layer itself.",
+        description="What ranks the chunks at a layer: 'auto' takes what the question's own rows look at beyond the "
+        "rows before it, in the heads of this and earlier layers that a profile names (`head_weights`); 'layer' takes "
+        "the proposal rows in the layer's own weighted heads alone, as does 'auto' without a profile. Caps, envelope "
+        "and audit are always those of the layer itself.",
     )
     entropy_over: Literal["outside_sinks", "documents"] = Field(
         default="documents",
@@ -245,8 +246,18 @@ class PruningConfig(_Settings):
         description="Least mean mass of the proposal rows on chunk tokens outside the sinks, for a layer to propose. "
         "Rejects layers that look at sinks only, whose choice is as good as random.",
     )
-    alpha: float = Field(default=0.01, gt=0.0, le=10.0, description="Smoothing of relative chunk mass [alpha].")
-    lam: float = Field(default=0.25, ge=0.0, le=10.0, description="Weight of within-chunk concentration [lambda].")
+    alpha: float = Field(
+        default=0.01,
+        gt=0.0,
+        le=10.0,
+        description="Smoothing of relative chunk mass [alpha]; of no effect where a profile's evidence ranks.",
+    )
+    lam: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=10.0,
+        description="Weight of within-chunk concentration [lambda]; of no effect where a profile's evidence ranks.",
+    )
     eps_row: float | tuple[float, ...] = Field(
         default=0.2,
         description="Cap on the discarded mass of every head in every proposal row [eps_a]; one number, or one per "

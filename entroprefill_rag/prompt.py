@@ -18,6 +18,7 @@ class PromptLayout:
         protected_reasons: per chunk, ``None`` for a removable one, else why it is protected.
         sink_tokens: number of first tokens counted as attention sinks.
         suffix_span: half-open range of the query and the template's tail; ends at ``n``.
+        query_span: half-open range of the query's own tokens in the suffix; None where it is not known.
         rendered: the prompt as text, what ``input_ids`` decode to (up to the tokenizer's own normaliser).
         not_admitted: ids of chunks left out because the prompt would not fit (never the same as "pruned").
         notes: what was changed in the text so that it could be tokenized (replaced bytes, trimmed spaces).
@@ -31,6 +32,7 @@ class PromptLayout:
     sink_tokens: int
     suffix_span: tuple[int, int]
     rendered: str = field(repr=False)
+    query_span: tuple[int, int] | None = None
     not_admitted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -66,6 +66,9 @@ class PromptInfo(_Entry):
     chunks: tuple[ChunkInfo, ...]
     sink_tokens: int
     suffix: tuple[int, int] = Field(description="Half-open range of the query and the template's tail.")
+    query_span: tuple[int, int] | None = Field(
+        default=None, description="Half-open range of the query's own tokens, in the suffix; None where not known."
+    )
     not_admitted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     query: str | None = None
@@ -128,8 +131,9 @@ class LayerTrial(_Entry):
     pooled_mass: tuple[float, ...] = Field(default=(), description="A_i per chunk.")
     evidence: tuple[float, ...] = Field(
         default=(),
-        description="Share of the attention of the profile's heads, of this and earlier layers, that is on each chunk: "
-        "what the scores come from. Empty where they come from `pooled_mass`.",
+        description="What the question's rows place on each chunk beyond the rows before the question, as a share of "
+        "what they place on all chunks: mean over the profile's heads, of this and earlier layers. The scores come "
+        "from it. Empty where they come from `pooled_mass`.",
     )
     scores: tuple[float, ...] = Field(default=(), description="S_i per chunk, low = removed first.")
     removed: tuple[int, ...] = Field(default=(), description="Positions of the chunks proposed for removal.")

@@ -29,8 +29,11 @@ CAPS = (0.1, 0.2, 0.3, 0.5)
 SAVINGS = (0.25, 0.5)
 LEAST_QUESTIONS = 20
 MOST_LAYERS = 5
-GOOD_ENOUGH = 0.9
-"""Share of the best layer's AUC above chance that a monitored layer must reach."""
+MISTAKES = 1.4
+"""How many times the best layer's mistakes (1 - AUC) a monitored layer may make. Training questions are easier than
+real ones: where nearly all are answered, what little is left between layers is what tells them apart."""
+SPARE = 0.002
+"""What it may make beyond that, which one question in a hundred decides."""
 LEAST_MASS = 0.1
 """Mean mass on the documents of a monitored layer, over heads and questions."""
 CLEARLY = 1.1
@@ -45,9 +48,9 @@ class _Seen:
     """All questions at all layers, for picking heads across layers.
 
     Attributes:
-        shares: ``[Q, L, H_Q, K]`` chunk masses of every head, 1 over the chunks of a question.
+        shares: ``[Q, L, H_Q, K]`` evidence of every head by itself (:func:`.excess`).
         by_head: ``[Q, L, H_Q]`` AUC of every head by itself.
-        mass_low: ``[L, H_Q]`` 5% quantile over questions of each head's mass.
+        mass_low: ``[L, H_Q]`` 5% quantile over questions of the mass of each head's question rows.
     """
 
     shares: Floats
@@ -57,12 +60,12 @@ class _Seen:
     @classmethod
     def of(cls, measured: Sequence[Measured], batch: Batch) -> _Seen:
         """From the measurements; a head without mass on the chunks is as good as one that looks evenly."""
+        seen = [one.excess() for one in measured]
         layers = range(len(measured[0].layers))
-        masses = np.stack([stack([one.masses[at].mean(axis=1) for one in measured], batch) for at in layers], axis=1)
-        mass = masses.sum(axis=-1, keepdims=True)
-        shares = np.divide(masses, mass, out=np.zeros_like(masses), where=mass > 0)
-        by_head = np.stack([head_auc(masses[:, at], batch) for at in layers], axis=1)
-        return cls(shares, by_head, np.quantile(mass[..., 0], 0.05, axis=0))
+        shares = np.stack([stack([excess[at] for excess, _ in seen], batch) for at in layers], axis=1)
+        mass = np.stack([own for _, own in seen])
+        by_head = np.stack([head_auc(shares[:, at], batch) for at in layers], axis=1)
+        return cls(shares, by_head, np.quantile(mass, 0.05, axis=0))
 
     def up_to(self, at: int) -> tuple[Floats, Floats]:
         """``[Q, H, K]`` shares and ``[Q, H]`` AUC of the heads of the first ``at + 1`` layers, side by side."""
@@ -161,8 +164,8 @@ def choose_layers(evidence: Sequence[LayerEvidence], chance: float, depth: int) 
     """Monitored layers: the earliest that find gold nearly as well as the best one does and are worth stopping at.
 
     A layer qualifies when its held-out recall with pooled heads lies above chance with its whole interval, when their
-    held-out AUC, which counts the whole order and so what goes first, lies above 0.5 by at least ``GOOD_ENOUGH`` of the
-    best layer's distance, and when it looks at the documents with at least ``LEAST_MASS``: a layer of sinks loses
+    held-out AUC, which counts the whole order and so what goes first, misses 1 by at most ``MISTAKES`` times what the
+    best layer misses it by, and when it looks at the documents with at least ``LEAST_MASS``: a layer of sinks loses
     little whatever goes. The first monitored layer that passes is the one that is used; so a
     layer is left out where, under caps of 0.2, a later one that qualifies saves clearly more work (chunk tokens times
     layers left). At most ``MOST_LAYERS``, since the audit's error is shared among them. Layers above ``DEEPEST`` of
@@ -179,8 +182,8 @@ def choose_layers(evidence: Sequence[LayerEvidence], chance: float, depth: int) 
             "no layer of this model finds the gold chunk better than chance on the training questions: without a "
             "profile its default settings are used; more, or other, documents may help"
         )
-    bar = 0.5 + GOOD_ENOUGH * (max(one.pooled_auc for one in able) - 0.5)
-    good = [one for one in able if one.pooled_auc >= bar]
+    most = MISTAKES * (1.0 - max(one.pooled_auc for one in able)) + SPARE
+    good = [one for one in able if 1.0 - one.pooled_auc <= most]
     work = {one.layer: _work_saved(one, depth) for one in good}
     useful = [
         one.layer
@@ -211,9 +214,9 @@ def _with_hard(one: LayerEvidence, heads: Heads, hard: Sequence[Measured], rng: 
 
 
 def _evidence(one: Measured, heads: Heads) -> Floats:
-    """``[k]`` share of these heads' attention on every chunk."""
-    rows = [(share, one.masses[place][head].mean(axis=0)) for place, head, share in heads]
-    return np.asarray(sum(share * row / max(float(row.sum()), 1e-12) for share, row in rows))
+    """``[k]`` evidence that these heads give together."""
+    shares, _ = one.excess()
+    return np.asarray(sum(share * shares[place, head] for place, head, share in heads))
 
 
 def _fit_layer(
@@ -231,7 +234,7 @@ def _fit_layer(
 ) -> LayerEvidence:
     heads, groups, zeta = model.query_heads, model.kv_heads, config.zeta
     masses = stack([one.masses[at].mean(axis=1) for one in measured], batch)
-    by_head = seen.by_head[:, at]
+    by_head = head_auc(masses, batch)
     mass = masses.sum(axis=2)
     renyi = np.stack(
         [
@@ -255,7 +258,7 @@ def _fit_layer(
         uniform_auc=_short(auc(plain, batch).mean()),
         profile_auc=_short(auc(unseen, batch).mean()),
         pooled_auc=_short(auc(across, batch).mean()),
-        head_auc=tuple(_short(value) for value in by_head.mean(axis=0)),
+        head_auc=tuple(_short(value) for value in seen.by_head[:, at].mean(axis=0)),
         head_mass=tuple(_short(value) for value in mass.mean(axis=0)),
         heads=n,
         v=tuple(round(float(share), 9) for share in v),

@@ -53,8 +53,8 @@ class LayerEvidence(_Entry):
     renyi: Estimate = Field(description="The same with Renyi weights.")
     profile: Estimate = Field(description="The same with picked heads, chosen on other questions (cross-validated).")
     pooled: Estimate = Field(
-        description="The same with heads picked from this and all earlier layers, each head's mass on the chunks set "
-        "to 1 first, chosen on other questions (cross-validated)."
+        description="The same with the evidence of heads picked from this and all earlier layers: what the question's "
+        "rows place on a chunk beyond the rows before it; chosen on other questions (cross-validated)."
     )
     hard: Estimate | None = Field(
         default=None,
@@ -64,7 +64,7 @@ class LayerEvidence(_Entry):
     uniform_auc: float = Field(description="Chance that a gold chunk scores above another, all heads alike.")
     profile_auc: float = Field(description="The same, picked heads, cross-validated.")
     pooled_auc: float = Field(description="The same, heads of this and earlier layers, cross-validated.")
-    head_auc: tuple[float, ...] = Field(description="The same for every head by itself; not cross-validated.")
+    head_auc: tuple[float, ...] = Field(description="The same for the evidence of every head by itself.")
     head_mass: tuple[float, ...] = Field(description="Mean mass on chunk tokens of every head.")
     heads: int = Field(description="How many heads cross-validation picks; H_Q where picking does not help.")
     v: tuple[float, ...] = Field(description="Weights v of the heads; they sum to 1.")

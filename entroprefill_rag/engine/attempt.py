@@ -79,7 +79,7 @@ def configuration_key(config: PruningConfig, model: ModelInfo, layout: PromptLay
         # By its name alone a function cannot be told from another one.
         "weights": secrets.token_hex(16) if callable(config.head_weights) else None,
         "layers": layers,
-        "layout": [layout.chunk_spans, layout.suffix_span, layout.sink_tokens, layout.removable],
+        "layout": [layout.chunk_spans, layout.suffix_span, layout.query_span, layout.sink_tokens, layout.removable],
         "runs": [model.dtype, model.kernel, model.device.partition(":")[0], __version__],
     }
     return json.dumps(told, sort_keys=True)

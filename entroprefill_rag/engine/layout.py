@@ -50,7 +50,7 @@ def build_layout(
     """
     segments = tokenizer if isinstance(tokenizer, SegmentTokenizer) else SegmentTokenizer(tokenizer)
     written = write(request, style or PromptStyle(), segments)
-    prefix, delimiter, bodies, suffix = _encode(written, segments)
+    prefix, delimiter, bodies, suffix, query = _encode(written, segments)
     admitted = admit(
         [len(body) for body in bodies],
         [chunk.protected for chunk in request.chunks],
@@ -78,26 +78,45 @@ def build_layout(
         protected_reasons=tuple(reasons),
         sink_tokens=sink_tokens,
         suffix_span=suffix_span,
+        query_span=(suffix_span[0] + query[0], suffix_span[0] + query[1]) if query is not None else None,
         rendered=rendered,
         not_admitted=tuple(request.chunks[index].id for index in sorted(set(range(len(bodies))).difference(admitted))),
         notes=(*written.notes, *_decoding_notes(rendered, segments.decode(ids))),
     )
 
 
-def _encode(written: Written, segments: SegmentTokenizer) -> tuple[list[int], list[int], list[list[int]], list[int]]:
-    """Ids of prefix, delimiter, chunks and suffix, from one call to the tokenizer."""
+def _encode(
+    written: Written, segments: SegmentTokenizer
+) -> tuple[list[int], list[int], list[list[int]], list[int], tuple[int, int] | None]:
+    """Ids of prefix, delimiter, chunks and suffix, and where in the suffix the query is; one call to the tokenizer."""
     atoms: list[Atom] = [*written.before, *written.bodies, *written.after]
+    joined = list(_continues(atoms, segments))
+    head, tail = len(written.before), len(written.before) + len(written.bodies)
     texts, continues = [written.separator], [True]
-    for atom, joined in zip(atoms, _continues(atoms, segments), strict=True):
+    for atom, continued in zip(atoms, joined, strict=True):
         if isinstance(atom, str):
             texts.append(atom)
-            continues.append(joined)
+            continues.append(continued)
+    if written.query is not None:
+        stretch, *cuts = written.query
+        texts += [str(written.after[stretch])[:cut] for cut in cuts]
+        continues += [joined[tail + stretch]] * 2
     rows = iter(segments.encode(texts, continues))
     delimiter = _checked(next(rows), segments)
     encoded = [[atom.id] if isinstance(atom, Control) else _checked(next(rows), segments) for atom in atoms]
-    head, tail = len(written.before), len(written.before) + len(written.bodies)
     prefix = [*written.bos, *(token for ids in encoded[:head] for token in ids)]
-    return prefix, delimiter, encoded[head:tail], [token for ids in encoded[tail:] for token in ids]
+    after = encoded[tail:]
+    query = None
+    if written.query is not None:
+        before = sum(map(len, after[: written.query[0]]))
+        start, end = (before + _shared(cut, after[written.query[0]]) for cut in rows)
+        query = (start, end) if start < end else None
+    return prefix, delimiter, encoded[head:tail], [token for ids in after for token in ids], query
+
+
+def _shared(part: Sequence[int], whole: Sequence[int]) -> int:
+    """How many first tokens are the same: a word may be cut otherwise where a text ends before it."""
+    return next((at for at, pair in enumerate(zip(part, whole, strict=False)) if pair[0] != pair[1]), len(part))
 
 
 def _continues(atoms: Sequence[Atom], segments: SegmentTokenizer) -> Iterator[bool]:

@@ -26,6 +26,8 @@ class Written:
         separator: between chunks.
         bodies: per chunk, header and text; empty where there is nothing to show.
         after: what comes after the last chunk.
+        query: where the query is in ``after``: which stretch, and from which to which character of it; None for a query
+            that cannot be encoded at all.
         notes: what was replaced, without quoting it.
     """
 
@@ -34,6 +36,7 @@ class Written:
     separator: str
     bodies: list[str]
     after: list[Atom]
+    query: tuple[int, int, int] | None
     notes: tuple[str, ...]
 
 
@@ -60,6 +63,7 @@ def write(request: RagRequest, style: PromptStyle, segments: SegmentTokenizer) -
         separator=str(atoms[head]),
         bodies=[str(atom) for atom in atoms[head + 1 : tail]],
         after=_joined(atoms[tail:]),
+        query=_place_of("query", atoms[tail:], [source for _, source in after]),
         notes=notes,
     )
 
@@ -113,6 +117,17 @@ def _some(names: Sequence[str]) -> str:
     unique = list(dict.fromkeys(names))
     more = len(unique) - _MOST_NAMED
     return ", ".join(unique[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _place_of(source: str, atoms: Sequence[Atom], sources: Sequence[str]) -> tuple[int, int, int] | None:
+    """Where the last text of a source comes to lie among joined atoms: stretch, first character, one past the last."""
+    found = None
+    for index, (atom, own) in enumerate(zip(atoms, sources, strict=True)):
+        if own == source and isinstance(atom, str) and atom:
+            to_here = _joined(atoms[: index + 1])
+            end = len(str(to_here[-1]))
+            found = len(to_here) - 1, end - len(atom), end
+    return found
 
 
 def _joined(atoms: Iterable[Atom]) -> list[Atom]:

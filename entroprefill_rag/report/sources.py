@@ -26,8 +26,8 @@ class Source:
         tokens: its length in the prompt.
         score: similarity to the question when it was retrieved.
         mass_share: its share of the pooled attention on chunks, at the accepted layer, else the last one tried.
-        evidence: its share of the attention of the profile's heads, of that and earlier layers, which ranked the
-            chunks there; None where the layer's own heads did.
+        evidence: what the question looks at in it beyond the words before it, in the profile's heads, which ranked the
+            chunks; None where the layer's own heads did.
     """
 
     number: int | None

@@ -49,8 +49,9 @@ TERMS = {
     ),
     "evidence": Term(
         "evidence",
-        "Share of the attention of the profile's heads, of this layer and of earlier ones, each head's attention on "
-        "the chunks counted as 1: what ranked them. Per token, the lowest go first. No limit is taken from it.",
+        "What the question's words look at beyond the words before it, as a share of what they look at on all chunks: "
+        "mean over the profile's heads, of this layer and of earlier ones. It ranked the chunks: per token, the lowest "
+        "go first. No limit is taken from it.",
         _SYMBOLS,
     ),
     # The layers.

@@ -92,7 +92,7 @@ class Monitor:
 
     Attributes:
         layers: the monitored layers; empty where the request cannot be pruned (see `bypass`).
-        evidence_layers: layers whose proposal rows rank chunks at a monitored one; those that are not monitored go to
+        evidence_layers: layers whose rows rank chunks at a monitored one; those that are not monitored go to
             :meth:`note`.
         proposal_rows: LongTensor, positions of the proposal rows.
         seed: of the audit's draws.
@@ -161,9 +161,10 @@ class Monitor:
 
         Args:
             layer: its index; layers are observed in ascending order, each once, none after one was accepted.
-            read: reads rows of this layer. It is called with the proposal rows; again, with the audit's rows, only
-                where a proposal has reached its saving and its streak; a sequential audit asks for them in batches.
-                Where probes are observers it is a :class:`.losses.ReadsProbes` too.
+            read: reads rows of this layer. It is called with the rows that rank the chunks, where this is one of
+                `evidence_layers`; with the proposal rows; and, only where a proposal has reached its saving and its
+                streak, with the audit's rows, in batches where the audit is sequential. Where probes are observers it
+                is a :class:`.losses.ReadsProbes` too.
 
         Raises:
             ConfigError: the layer is not monitored, or its turn is over: the audit's union bound counts neither.
@@ -174,6 +175,8 @@ class Monitor:
                 f"layer {layer} may not be observed: monitored are {self.layers}, in order and each once, until one is "
                 f"accepted; observed so far: {tuple(trial.layer for trial in self.trials)}"
             )
+        if layer in self.evidence_layers:
+            self._proposer.note(layer, read)
         self._last = self._proposer.propose(layer, read(self.proposal_rows, True))
         trial = self._last.trial
         if trial.verdict.code == PROPOSED:
@@ -192,16 +195,15 @@ class Monitor:
         return Decision(True, trial.removed, kept.nonzero().flatten())
 
     def note(self, layer: int, read: RowReader) -> None:
-        """Read the proposal rows of a layer that is not monitored, for the order of removal at later ones.
+        """Read a layer that is not monitored, for the order of removal at later ones.
 
-        The audit is none the wiser: its draws stay unread, and the set may depend on these rows as on any other of
-        the proposal's.
+        The audit is none the wiser: its draws stay unread, and the set may depend on any row but through them.
 
         Args:
             layer: its index, one of `evidence_layers`.
             read: reads rows of this layer.
         """
-        self._proposer.note(layer, read(self.proposal_rows, True))
+        self._proposer.note(layer, read)
 
     def _scheduled(self, trial: LayerTrial) -> LayerTrial:
         """Count consecutive layers that agree on the set."""

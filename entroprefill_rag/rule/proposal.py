@@ -18,7 +18,8 @@ from entroprefill_rag.config import HeadProfile, PruningConfig
 from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.record import LayerTrial, Reason
 from entroprefill_rag.rule.audit import significant
-from entroprefill_rag.rule.evidence import Evidence
+from entroprefill_rag.rule.evidence import Evidence, EvidenceRows
+from entroprefill_rag.rule.losses import RowReader
 from entroprefill_rag.rule.masses import RowMasses, chunk_positions, document_mass
 from entroprefill_rag.rule.pooling import pool_heads, pooled_chunks, pooled_tokens
 from entroprefill_rag.rule.removal import (
@@ -30,7 +31,7 @@ from entroprefill_rag.rule.removal import (
     row_caps,
     within_reach,
 )
-from entroprefill_rag.rule.scoring import chunk_scores, concentrations, relative_masses
+from entroprefill_rag.rule.scoring import chunk_scores, concentrations, evidence_scores, relative_masses
 from entroprefill_rag.rule.stability import envelope, envelope_per_head
 
 Floats = NDArray[np.float64]
@@ -90,6 +91,7 @@ class Proposer:
         self._least = ceil(config.min_saving * total - 1e-9)
         self._most = floor(config.max_saving * total + 1e-9)
         self._target = min(ceil(config.target_saving * total - 1e-9), self._most)
+        self._evidence_rows = EvidenceRows.of(layout, self.rows)
         self._chunk_positions, self._owner = chunk_positions(layout.chunk_spans, first=layout.sink_tokens)
         outside_sinks = np.arange(layout.sink_tokens, layout.n_tokens, dtype=np.int64)
         self._region = self._chunk_positions if config.entropy_over == "documents" else outside_sinks
@@ -100,11 +102,15 @@ class Proposer:
         """Layers whose rows rank chunks at one of these, ascending; these themselves may be among them."""
         return self._evidence.layers(layers)
 
-    def note(self, layer: int, rows: RowMasses) -> None:
-        """Keep what a layer's rows show for the order of removal at later ones."""
-        if rows.tokens is None:
-            raise ValueError("evidence needs the mean row per token; read the proposal rows with tokens=True")
-        self._evidence.note(layer, rows.tokens[:, torch.from_numpy(self._chunk_positions)].double().numpy())
+    def note(self, layer: int, read: RowReader) -> None:
+        """Keep what a layer's rows show for the order of removal at it and at later ones.
+
+        Args:
+            layer: its index.
+            read: reads rows of this layer: those of the question and before it.
+        """
+        masses = read(self._evidence_rows.rows, False).chunks.double().numpy()
+        self._evidence.note(layer, *self._evidence_rows.means(masses))
 
     def why_not(self) -> Reason | None:
         """Why this prompt can have no removed set, whatever its attention; None where it may."""
@@ -135,7 +141,6 @@ class Proposer:
         if rows.tokens is None:
             raise ValueError("the proposal needs the mean row per token; read the proposal rows with tokens=True")
         config, groups = self._config, self._groups
-        self.note(layer, rows)
         masses, mean_rows = rows.chunks.double().numpy(), rows.tokens.numpy()
         heads = len(masses)
         if not (np.isfinite(masses).all() and np.isfinite(mean_rows).all()):
@@ -177,17 +182,16 @@ class Proposer:
             )
             return Proposal(LayerTrial(**seen, verdict=Reason(code="no_eligible_heads", message=message)), masses)
         pooled = pooled_chunks(masses, pooling.weights, groups)
-        per_token = pooled_tokens(mean_rows[:, self._chunk_positions], pooling.weights, groups)
-        ranking = pooled
-        if evidence is not None:
-            per_token = evidence
-            ranking = np.bincount(self._owner, weights=evidence, minlength=len(self.tokens)).astype(np.float64)
-            seen["evidence"] = significant(ranking)
-        scores = chunk_scores(
-            relative_masses(ranking, self.tokens, config.alpha),
-            concentrations(per_token, self._owner, len(self.tokens)),
-            config.lam,
-        )
+        if evidence is None:
+            per_token = pooled_tokens(mean_rows[:, self._chunk_positions], pooling.weights, groups)
+            scores = chunk_scores(
+                relative_masses(pooled, self.tokens, config.alpha),
+                concentrations(per_token, self._owner, len(self.tokens)),
+                config.lam,
+            )
+        else:
+            seen["evidence"] = significant(evidence)
+            scores = evidence_scores(evidence, self.tokens)
         problem = RemovalProblem(
             masses=masses,
             caps=effective_caps(self.caps, masses, pooling.eligible, config.rho),

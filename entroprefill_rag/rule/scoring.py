@@ -1,4 +1,4 @@
-"""Chunk scores (section 4): ``S_i = ln(l_i) + lam * kappa_i``, low = remove first.
+"""Chunk scores, low = remove first: ``S_i = ln(l_i) + lam * kappa_i`` (section 4), or evidence per expected share.
 
 If ``l_i / l_j > e^lam`` then ``S_i > S_j``: concentration alone never overturns a larger ratio of relative masses.
 """
@@ -59,3 +59,16 @@ def concentrations(token_mass: Floats, owner: NDArray[np.int64], chunks: int) ->
 def chunk_scores(relative: Floats, kappa: Floats, lam: float) -> Floats:
     """``S_i = ln(l_i) + lam * kappa_i``, ``[k]``; low is removed first."""
     return np.asarray(np.log(relative) + lam * kappa)
+
+
+def evidence_scores(evidence: Floats, tokens: NDArray[np.int64]) -> Floats:
+    """``S_i = E_i / pi_i``: a chunk's evidence (:mod:`.evidence`) over its share of all chunk tokens, ``[k]``.
+
+    Evidence may be negative, so there is no logarithm, and no smoothing; concentration was not seen to help it.
+
+    Args:
+        evidence: ``[k]``.
+        tokens: ``[k]`` chunk lengths; a chunk of none gets 0.
+    """
+    share = tokens / max(int(tokens.sum()), 1)
+    return np.divide(evidence, share, out=np.zeros(len(share)), where=share > 0)

@@ -75,6 +75,7 @@ class Facts:
             protected_reasons=tuple(chunk.protected for chunk in prompt.chunks),
             sink_tokens=prompt.sink_tokens,
             suffix_span=prompt.suffix,
+            query_span=prompt.query_span,
             rendered="",
         )
 

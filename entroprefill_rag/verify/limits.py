@@ -78,6 +78,7 @@ LIMITS: tuple[Unknown, ...] = (
             r"config\.audit\.observers\[\d+\]\.queries(\[\d+\])?",
         ),
     ),
+    Unknown("where in the suffix the query is", "no claim depends on it", (r"prompt\.query_span.*",)),
     Unknown(
         "the prompt's hash, where no observer is drawn", "no draw depends on it", (r"prompt\.hash",), _nothing_drawn
     ),
@@ -118,8 +119,8 @@ LIMITS: tuple[Unknown, ...] = (
         ),
     ),
     Unknown(
-        "masses of single chunks, where evidence is pooled over layers",
-        "the order follows the evidence, which was read at several layers and is not recorded head by head",
+        "masses of single chunks, where evidence ranks them",
+        "the order follows the evidence, which was read in several heads and is not recorded head by head",
         (r"trials\[\d+\]\.(evidence|pooled_mass)(\[\d+\])?", r"config\.head_weights\.pooled.*"),
         _evidence_pooled,
     ),

@@ -12,7 +12,7 @@ from entroprefill_rag.config import HeadProfile
 from entroprefill_rag.record import LayerTrial
 from entroprefill_rag.rule.dual import dual_value
 from entroprefill_rag.rule.removal import RemovalProblem, within_reach
-from entroprefill_rag.rule.scoring import relative_masses
+from entroprefill_rag.rule.scoring import evidence_scores, relative_masses
 from entroprefill_rag.rule.stability import envelope, envelope_per_head
 from entroprefill_rag.verify.facts import Facts
 from entroprefill_rag.verify.findings import Findings
@@ -82,7 +82,7 @@ def check_set(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> bo
 
 
 def _check_evidence(trial: LayerTrial, facts: Facts, path: str, found: Findings) -> bool:
-    """Evidence pooled over layers: only where a profile pools, one share per chunk, 1 in all."""
+    """Evidence: only where a profile names heads for it, one excess per chunk, at most 1 in all."""
     if not trial.evidence:
         return True
     profile = facts.config.head_weights
@@ -91,9 +91,9 @@ def _check_evidence(trial: LayerTrial, facts: Facts, path: str, found: Findings)
         bool(pools), f"{path}.evidence", trial.evidence, "none", "only a profile pools evidence over layers"
     )
     good &= found.expect(f"{path}.evidence", len(trial.evidence), len(facts.tokens), "one share per chunk")
-    low = min(trial.evidence)
-    good &= found.require(low >= 0.0, f"{path}.evidence", low, "at least 0", "shares of attention")
-    good &= found.expect(f"{path}.evidence", float(sum(trial.evidence)), 1.0, "shares of all that is on the chunks")
+    most, total = max(trial.evidence), float(sum(trial.evidence))
+    for value, rule in ((most, "a share of attention, less another"), (total, "shares of all that is on the chunks")):
+        good &= found.require(value <= 1 + 1e-7, f"{path}.evidence", value, "at most 1", rule)
     return good
 
 
@@ -138,9 +138,12 @@ def check_masses(trial: LayerTrial, facts: Facts, path: str, found: Findings) ->
         [float(pooled.sum()) / (r * weights.min())],
         "pooled masses are means of the same masses, weighted",
     )
-    ranking = np.array(trial.evidence) if trial.evidence else pooled
-    relative = np.log(relative_masses(ranking, facts.tokens, facts.config.alpha))
     scores = np.array(trial.scores)
+    if trial.evidence:
+        at_share = evidence_scores(np.array(trial.evidence), facts.tokens).tolist()
+        found.expect(f"{path}.scores", scores.tolist(), at_share, "S = evidence over the share of all tokens")
+        return
+    relative = np.log(relative_masses(pooled, facts.tokens, facts.config.alpha))
     found.between(
         f"{path}.scores",
         scores.tolist(),

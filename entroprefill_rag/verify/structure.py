@@ -18,6 +18,10 @@ def check_ranges(record: AuditRecord, found: Findings) -> bool:
     start, end = prompt.suffix
     found.expect("prompt.suffix[1]", end, prompt.tokens, "the suffix ends where the prompt ends")
     found.require(0 <= start < end, "prompt.suffix", prompt.suffix, "0 <= start < end", "the suffix is not empty")
+    if prompt.query_span is not None:
+        first, last = prompt.query_span
+        rule = "the query is in the suffix, and not empty"
+        found.require(start <= first < last <= end, "prompt.query_span", prompt.query_span, f"in {prompt.suffix}", rule)
     at = 0
     for i, chunk in enumerate(prompt.chunks):
         found.require(

@@ -1,5 +1,6 @@
 """Fitting: planted heads are found, noise is not taken for signal, and what is written is sound."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +45,8 @@ def planted(count, seed, *, signal, layers=(1, 2, 3)):
             Measured(
                 layers=layers,
                 masses=tuple(masses),
+                question=tuple(mass.mean(axis=1) for mass in masses),
+                before=tuple(np.zeros((HEADS, CHUNKS)) for _ in layers),
                 entropy=rng.uniform(1, 4, (len(layers), HEADS)),
                 tokens=np.full(CHUNKS, 50),
                 removable=np.ones(CHUNKS, dtype=bool),
@@ -78,6 +81,15 @@ def test_a_head_planted_earlier_ranks_the_chunks_at_later_layers():
     assert heads[1] == heads[2] == heads[3] == ((1, 4, 1.0),)
     assert at(found, 3).profile.mean < at(found, 3).pooled.mean - 0.1
     assert at(found, 3).pooled.mean == pytest.approx(at(found, 1).pooled.mean, abs=0.1)
+
+
+def test_a_head_that_looks_so_before_the_question_too_is_not_taken_for_one_that_finds():
+    measured = planted(60, 0, signal={1: 0.3, 2: 0.06})
+    habit = [replace(one, before=(one.question[0], *one.before[1:])) for one in measured]
+    assert dict(fitted(measured).pooled)[2] == ((1, 4, 1.0),)
+    found = fitted(habit)
+    assert dict(found.pooled)[2] == ((2, 4, 1.0),)
+    assert at(found, 1).pooled_auc == pytest.approx(0.5, abs=0.1)
 
 
 def test_the_same_questions_and_seed_give_the_same_profile():
@@ -167,6 +179,10 @@ def test_layers_far_behind_the_best_are_not_monitored():
     assert choose_layers([evidence(5, 0.6), evidence(6, 0.87), evidence(7, 0.9)], 0.25, 20) == (6, 7)
 
 
+def test_where_nearly_all_is_found_the_rest_tells_layers_apart():
+    assert choose_layers([evidence(5, 0.993), evidence(6, 0.998), evidence(7, 0.999)], 0.25, 20) == (6, 7)
+
+
 def test_a_layer_whose_interval_reaches_chance_is_not_monitored():
     assert choose_layers([evidence(5, 0.9, low=0.2), evidence(6, 0.9)], 0.25, 20) == (6,)
 
@@ -210,9 +226,9 @@ def test_thresholds_let_the_monitored_layers_through():
     measured = planted(60, 0, signal={2: 0.3})
     found = fitted(measured)
     place = measured[0].layers.index(2)
-    mass = [one.head_mass()[place].mean() for one in measured]
+    mass = [one.masses[place].mean(axis=1).sum(axis=-1).mean() for one in measured]
     assert found.mass_min < min(mass)
-    assert found.mu_min < min(one.head_mass()[place, 4] for one in measured)
+    assert found.mu_min < min(one.excess()[1][place, 4] for one in measured)
 
 
 def test_caps_allow_more_the_higher_they_are():

@@ -29,7 +29,10 @@ def test_what_is_measured_is_what_a_trial_reports(backend):
         assert trial.doc_mass == pytest.approx(mean.sum(axis=-1).mean(), rel=1e-6)
         assert trial.pooled_mass == pytest.approx(mean.mean(axis=0), rel=1e-6)
     assert np.allclose(seen.last()[0], seen.masses[0][:, -1])
-    assert (seen.head_mass() <= 1).all()
+    shares, mass = seen.excess()
+    assert (mass <= 1).all()
+    assert shares * mass[..., None] == pytest.approx(np.stack(seen.question) - np.stack(seen.before), abs=1e-9)
+    assert not np.allclose(seen.before, 0)
 
 
 def test_the_packaged_passages_are_the_default_and_sources_exclude_each_other(tmp_path):

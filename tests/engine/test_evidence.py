@@ -27,13 +27,20 @@ def test_what_ranks_the_chunks_is_what_the_model_attends_to(backend):
     layout = backend.layout(request(), RANKED)
     with torch.no_grad():
         seen = model("eager")(torch.tensor([layout.input_ids]), output_attentions=True).attentions
-    spans, rows = layout.chunk_spans, list(record.proposal_rows)
+    spans, query = layout.chunk_spans, layout.query_span
+    assert query == record.prompt.query_span
+    assert tokenizer().decode(layout.input_ids[slice(*query)]).strip() == request().query
+    assert query[0] > layout.suffix_span[0], "words before the question"
     expected = torch.zeros(len(spans))
     for layer, head in ((1, 2), (3, 0)):
-        row = seen[layer][0, head][rows].mean(dim=0)
-        masses = torch.stack([row[max(start, layout.sink_tokens) : end].sum() for start, end in spans])
-        expected += 0.5 * masses / masses.sum()
-    assert record.trials[0].evidence == pytest.approx(expected.tolist(), rel=1e-4)
+        attention = seen[layer][0, head]
+        asked, before = (attention[start:end].mean(dim=0) for start, end in (query, (layout.suffix_span[0], query[0])))
+        question, habit = (
+            torch.stack([row[max(start, layout.sink_tokens) : end].sum() for start, end in spans])
+            for row in (asked, before)
+        )
+        expected += 0.5 * (question - habit) / question.sum()
+    assert record.trials[0].evidence == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
     assert [trial.layer for trial in record.trials] == [3]
     assert record.layers == (3,)
 

@@ -131,6 +131,27 @@ def test_spaces_that_a_tokenizer_shows_after_its_tokens_are_noted():
     assert decoded.replace("<s> ", "<s>") == layout.rendered
 
 
+@kinds
+@pytest.mark.parametrize("segments", [SEGMENTS, PLAIN])
+@pytest.mark.parametrize("query", ["Who sat?", "Where did the dog run, and\nwho sat?", "x"])
+def test_it_is_known_where_the_query_is(kind, segments, query):
+    tokenizer = segments[kind]
+    layout = lay(request(*TEXTS, query=query), tokenizer)
+    start, end = layout.query_span
+    assert layout.suffix_span[0] < start < end <= layout.n_tokens, "words before it"
+    wanted = tokenizer.clean([query])[0].text
+    found, whole = text_of(tokenizer, layout, (start, end)), text_of(tokenizer, layout, layout.suffix_span)
+    # A token may hold the query's last character and what follows it: it is then left out, and so is the character.
+    assert found.strip() in (wanted, wanted[:-1])
+    assert found in whole
+
+
+def test_a_query_alone_after_the_documents_is_all_of_the_suffix():
+    style = PromptStyle(chat=False, template="{context}{query}")
+    layout = lay(request(*TEXTS), PLAIN["byte-level"], style=style)
+    assert layout.query_span == layout.suffix_span
+
+
 @pytest.mark.parametrize("make", [llama_like, gemma_like])
 def test_the_templates_first_token_is_not_doubled(make):
     tokenizer = make()

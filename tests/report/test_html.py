@@ -76,15 +76,15 @@ def test_every_section_is_there_and_says_something(records, kind):
     assert records[kind].reason.message in text_of(page)
 
 
-def test_what_ranked_the_chunks_is_shown_where_evidence_is_pooled_over_layers(records):
+def test_what_ranked_the_chunks_is_shown_where_evidence_ranked_them(records):
     base = records["pruned"]
     count = len(base.prompt.chunks)
     shares = tuple((i + 1) / (count * (count + 1) / 2) for i in range(count))
     trials = tuple(one.model_copy(update={"evidence": shares}) for one in base.trials)
     told = text_of(parsed(html_report(base.model_copy(update={"trials": trials}))))
-    assert "what ranked them" in told
+    assert "It ranked the chunks" in told
     assert f"{shares[-1]:.0%}" in told
-    assert "what ranked them" not in text_of(parsed(html_report(base)))
+    assert "It ranked the chunks" not in text_of(parsed(html_report(base)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

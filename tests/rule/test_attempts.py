@@ -80,4 +80,4 @@ def test_retrying_the_default_audit_until_it_passes(attempts, holds):
     tail = float(binom.sf(wrong - 1, prompts, DELTA))
     assert (tail > 0.01) == holds, (wrong, tail)
     if not holds:
-        assert tail < 1e-9
+        assert tail < 1e-6
