@@ -16,7 +16,7 @@ help: ## this list
 
 demo: models ## answer a question over examples/documents, pruned in mid-prefill
 	$(BIN)/entroprefill ask "$(QUESTION)" --docs examples/documents --max-new-tokens 48
-	@echo "next: docs/tour.md"
+	@echo 'next: .venv/bin/entroprefill ask "A question?" --docs YOUR_FOLDER   (docs/tour.md has the rest)'
 
 test: models ## the whole suite, on the newest versions; nothing that needs a packaged model is skipped
 	ENTROPREFILL_REQUIRE_MODELS=1 $(BIN)/pytest
@@ -40,7 +40,7 @@ format: install ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: models ## compare methods on 48 questions, about 45 minutes on 2 cores; goes on where it was stopped
+bench: models ## compare methods on 48 questions, 35 to 45 minutes on 2 cores; goes on where it was stopped
 	$(BIN)/entroprefill bench --model smollm2-135m --dtype bfloat16 --data benchmarks/data/bench.jsonl --minutes 42 --out bench-report
 
 bench-prefill: models ## time prefill on SmolLM2 at 1k to 8k tokens

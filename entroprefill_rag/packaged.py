@@ -72,7 +72,7 @@ _MODELS = (
     PackagedModel(
         name="smollm2-135m",
         kind="chat",
-        about="SmolLM2-135M-Instruct: Llama, 30 layers, 8,192 positions; answers in seconds on a laptop",
+        about="SmolLM2-135M-Instruct: Llama, 30 layers, 8,192 positions; to try things with, often wrong",
         license="Apache-2.0",
         weights="SmolLM2-135M-Instruct.Q4_1.gguf",
         weights_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",

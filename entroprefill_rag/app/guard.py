@@ -2,12 +2,14 @@
 
 A page on the internet can make a visitor's browser send requests to 127.0.0.1, under a name of its own (DNS rebinding)
 or as a form (CSRF). So the name asked for must be one of this machine, and whatever changes something must come from
-our own script: it carries a header that no form and no other site's script can send without asking first.
+our own script: it carries a header that no form and no other site's script can send without asking first. What is only
+read must not come from another site's page either, as far as the browser says where it comes from.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -18,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 OURS = "x-entroprefill"
 """Header of every request of the page's script."""
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?")
 _HEADERS = {
     # Nothing but our own two files runs or paints; nothing is fetched from anywhere else.
     "content-security-policy": (
@@ -56,18 +59,20 @@ class Guard:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
         if refusal is not None:
             await JSONResponse({"error": refusal}, status_code=403)(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
 
-    def _refusal(self, method: str, headers: Headers) -> str | None:
-        host = headers.get("host", "")
-        if not self._known(host):
+    def _refusal(self, method: str, path: str, headers: Headers) -> str | None:
+        hosts = headers.getlist("host")
+        host = hosts[0] if hosts else ""
+        if len(hosts) != 1 or not self._known(host):
             return "this name is not served; open the address that the terminal shows (or give --allow-host NAME)"
         if method in ("GET", "HEAD"):
-            return None
+            foreign = headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+            return "the request comes from another page" if foreign and path.startswith("/api/") else None
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return "the request comes from another page"
@@ -76,6 +81,8 @@ class Guard:
         return None
 
     def _known(self, host: str) -> bool:
+        if not _HOST.fullmatch(host):
+            return False
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

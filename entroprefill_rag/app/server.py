@@ -22,11 +22,13 @@ from starlette.routing import Route
 
 from entroprefill_rag.app import view
 from entroprefill_rag.app.answers import Answering, Event, answer_of
-from entroprefill_rag.app.guard import Guard
+from entroprefill_rag.app.guard import OURS, Guard
 from entroprefill_rag.app.loading import Loaded, Loading, NotReadyError
+from entroprefill_rag.app.uploads import Uploading
 from entroprefill_rag.app.visits import UploadLimits, Visit, Visits
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.errors import EntroPrefillError, RequestError
+from entroprefill_rag.report.plain import one_line
 
 _LOG = logging.getLogger(__name__)
 _COOKIE = "entroprefill_visit"
@@ -58,6 +60,7 @@ class Page:
         uploads: bounds on what a browser may add; None: nothing.
         token: what must be given before anything is answered; None: nothing must.
         most_answers: how many are made or wait at the same time.
+        folder: name of the store's folder, for people.
     """
 
     loading: Loading
@@ -68,11 +71,14 @@ class Page:
     uploads: UploadLimits | None = field(default_factory=UploadLimits)
     token: str | None = None
     most_answers: int = 8
+    folder: str = ""
     visits: Visits = field(default_factory=Visits)
     _busy: int = 0
 
     def __post_init__(self) -> None:
-        self._answering = Answering(self.config, self.top_k, self.max_new_tokens, threading.Lock())
+        embedding = threading.Lock()
+        self._answering = Answering(self.config, self.top_k, self.max_new_tokens, embedding)
+        self._uploading = None if self.uploads is None else Uploading(self.uploads, embedding)
 
     def application(self, hosts: Collection[str] | None) -> Guard:
         """The ASGI application.
@@ -93,7 +99,7 @@ class Page:
                 Route("/api/record/{name}", self._for(self._record)),
                 Route("/api/report/{name}", self._for(self._report)),
             ],
-            exception_handlers={_Refused: self._refused, EntroPrefillError: self._refused, Exception: self._refused},
+            exception_handlers=dict.fromkeys((_Refused, EntroPrefillError, ClientDisconnect, Exception), self._refused),
             lifespan=self._lifespan,
         )
         return Guard(app, hosts)
@@ -109,14 +115,18 @@ class Page:
     # Who asks.
 
     def _for(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """The handler with the visit of who asks; without a token needed, a new browser gets one at its first call."""
+        """The handler with the visit of who asks; without a token needed, a new browser gets one at its first call.
+
+        Only our own script begins a visit: else a link or an image of another site, which come without the cookie,
+        could replace it, or push out those of others.
+        """
 
         async def route(request: Request) -> Response:
             visit, secret = self.visits.find(request.cookies.get(_COOKIE, "")), None
             if visit is None:
                 if self.token is not None:
                     raise _Refused(401, "give the token that the server was started with")
-                secret, visit = self.visits.begin()
+                secret, visit = self.visits.begin() if OURS in request.headers else (None, Visit())
             response = await handler(request, visit)
             if secret is not None:
                 _remember(response, secret)
@@ -143,6 +153,7 @@ class Page:
             "text": text,
             "terms": view.terms(),
             "pruning": self.config.enabled,
+            "folder": one_line(self.folder, 80),
             "uploads": None if self.uploads is None else {"file_bytes": self.uploads.file_bytes},
         }
         if state == "ready":
@@ -211,17 +222,16 @@ class Page:
     # Documents of the browser's own.
 
     async def _upload(self, request: Request, visit: Visit) -> Response:
-        limits = self.uploads
-        if limits is None:
+        uploading = self._uploading
+        if uploading is None:
             raise _Refused(403, "uploads are off")
         loaded = self.loading.loaded()
-        data = await _body(request, limits.file_bytes, "the file has more than {most:,} bytes, the most that is taken")
-
-        def add() -> str:
-            with self._answering.embedding:
-                return visit.add(request.query_params.get("name", ""), data, loaded.embedder, limits, loaded.base)
-
-        name = await run_in_threadpool(add)
+        most = uploading.limits.file_bytes
+        data = await _body(request, most, "the file has more than {most:,} bytes, the most that is taken")
+        if uploading.under_way >= uploading.most:
+            raise _Refused(503, f"{uploading.under_way} files are being read already; try again in a moment")
+        given = request.query_params.get("name", "")
+        name = await uploading.add(given, data, loaded, visit, request.is_disconnected)
         return JSONResponse({"name": name, **await run_in_threadpool(self._documents, loaded, visit)})
 
     async def _remove(self, request: Request, visit: Visit) -> Response:
@@ -246,6 +256,8 @@ class Page:
     # What goes wrong.
 
     async def _refused(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=499)  # nobody reads it
         if isinstance(error, _Refused):
             return JSONResponse({"error": str(error)}, status_code=error.status)
         if isinstance(error, NotReadyError):

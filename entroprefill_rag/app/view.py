@@ -6,6 +6,7 @@ from typing import Any
 
 from entroprefill_rag.chat.session import Exchange
 from entroprefill_rag.record import AuditRecord, LayerTrial
+from entroprefill_rag.report.drift import drift_line
 from entroprefill_rag.report.plain import one_line, plain
 from entroprefill_rag.report.sources import sources_of
 from entroprefill_rag.report.terms import TERMS
@@ -50,6 +51,7 @@ def run(exchange: Exchange) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens if usage else None,
         "kept_tokens": usage.kept_tokens if usage else None,
         "generated_tokens": usage.generated_tokens if usage else None,
+        "drift": drift_line(exchange.record.decode) if exchange.record.decode is not None else None,
     }
 
 

@@ -7,6 +7,7 @@ import secrets
 import tempfile
 import threading
 import time
+import unicodedata
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -22,6 +23,7 @@ from entroprefill_rag.retrieval.embedder import Embedder
 UPLOADS = "uploads"
 _KEPT_ANSWERS = 20
 _LONGEST_NAME = 100
+_LOOKED_AT = 1000
 _NOT_IN_NAMES = re.compile(r"[^\w .()+,=@-]+")
 
 
@@ -34,7 +36,8 @@ class UploadLimits:
         files: how many files.
         characters: text of one file; the rest is left out and said.
         chunks: of all files together.
-        seconds: for the pages of one .pdf.
+        seconds: for the pages of one .pdf, or for one .docx.
+        unpacked: bytes that one .docx may unpack to: what a parser makes of them takes forty times as much memory.
     """
 
     file_bytes: int = 5_000_000
@@ -42,6 +45,7 @@ class UploadLimits:
     characters: int = 400_000
     chunks: int = 2_000
     seconds: float = 20.0
+    unpacked: int = 10_000_000
 
 
 @dataclass
@@ -89,14 +93,8 @@ class Visit:
             shown = self._free(shown, base)
             if len(self.uploads) >= limits.files:
                 raise DocumentError(f"{limits.files} files are uploaded already; remove one first")
-            index = _read(shown, data, embedder, limits)
-            chunks = len(index.chunks) + sum(len(one.chunks) for one in self.uploads.values())
-            if chunks > limits.chunks:
-                raise DocumentError(
-                    f"{shown} would make {chunks} chunks of uploaded text, more than {limits.chunks}; upload less, or "
-                    "start with --docs"
-                )
-            self.uploads[shown] = index
+            left = limits.chunks - sum(len(one.chunks) for one in self.uploads.values())
+            self.uploads[shown] = _read(shown, data, embedder, limits, max(left, 0))
         return shown
 
     def remember(self, exchange: Exchange) -> str:
@@ -130,12 +128,14 @@ class Visits:
         self._lock = threading.Lock()
 
     def begin(self) -> tuple[str, Visit]:
-        """A new visit, and the secret by which its browser comes again."""
+        """A new visit, and the secret by which its browser comes again; one that left nothing here goes first."""
         secret, visit = secrets.token_urlsafe(32), Visit()
         with self._lock:
             self._visits[secret] = visit
             while len(self._visits) > self._most:
-                self._visits.popitem(last=False)
+                others = ((name, one) for name, one in self._visits.items() if name != secret)
+                gone = next((name for name, one in others if not one.uploads and not one.answers), None)
+                self._visits.pop(next(iter(self._visits)) if gone is None else gone)
         return secret, visit
 
     def find(self, secret: str) -> Visit | None:
@@ -152,22 +152,31 @@ class Visits:
 
 
 def safe_name(name: str) -> str:
-    """What is left of a stranger's file name: its last part, letters, digits and a few marks, at most 100 characters.
+    """What is left of a stranger's file name: its last part, letters, digits and a few marks, at most 100 bytes.
 
     Raises:
         DocumentError: not the name of a kind of file that is read.
     """
-    last = re.split(r"[/\\]", name)[-1]
-    path = PurePath(" ".join(_NOT_IN_NAMES.sub("_", one_line(last, 1000)).split()).strip(". ") or "document")
+    given = re.split(r"[/\\]", name)[-1].encode("utf-8", "replace").decode()[-_LOOKED_AT:]
+    last = one_line(unicodedata.normalize("NFC", given), 2 * _LOOKED_AT)
+    path = PurePath(" ".join(_NOT_IN_NAMES.sub("_", last).split()).strip(". ") or "document")
     if kind_of(path) is None:
         raise DocumentError(
             f"{one_line(last, 60)!r} is not a kind of file that is read; readable are {MAIN_SUFFIXES} and source code"
         )
-    return path.stem[: _LONGEST_NAME - len(path.suffix)] + path.suffix
+    room = _LONGEST_NAME - len(path.suffix.encode())
+    return path.stem.encode()[:room].decode(errors="ignore") + path.suffix
 
 
-def _read(name: str, data: bytes, embedder: Embedder, limits: UploadLimits) -> FolderIndex:
-    bounds = Limits(max_files=1, max_characters=limits.characters, max_pdf_seconds=limits.seconds)
+def _read(name: str, data: bytes, embedder: Embedder, limits: UploadLimits, chunks: int) -> FolderIndex:
+    bounds = Limits(
+        max_files=1,
+        max_characters=limits.characters,
+        max_pdf_seconds=limits.seconds,
+        max_docx_seconds=limits.seconds,
+        max_docx_bytes=limits.unpacked,
+        max_chunks=chunks,
+    )
     with tempfile.TemporaryDirectory(prefix="entroprefill-") as folder:  # mode 0700
         place = Path(folder, UPLOADS)
         place.mkdir()

@@ -18,7 +18,7 @@ def quality_svg(summary: dict[str, Any]) -> str:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the plot needs {error.name}; run: pip install 'entroprefill-rag[bench]'") from error
+        raise ConfigError(f"the plot needs {error.name}; run: pip install -e '.[bench]' in a clone") from error
     # Same numbers, same bytes: no date, no random ids. Letters are drawn as paths: no font is needed, no name is text.
     with mpl.rc_context({"svg.hashsalt": "entroprefill", "svg.fonttype": "path", "text.parse_math": False}):
         figure = Figure(figsize=(8, 5), layout="constrained")

@@ -51,12 +51,13 @@ def load(files: Sequence[Path]) -> list[Question]:
     """
     found: dict[tuple[str, str], Question] = {}
     for file in files:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        # Not splitlines: JSON may hold U+2028 and the like as they are.
+        for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
             if not line.strip():
                 continue
             try:
                 one = _question(json.loads(line), file.stem)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
                 raise RequestError(
                     f"line {number} of {str(file)!r} is no labelled question ({type(error).__name__}); it needs id, "
                     "question, answers, chunks [{id, title, text}], gold_chunk_ids, as benchmarks/data/README.md says"
@@ -73,6 +74,8 @@ def load(files: Sequence[Path]) -> list[Question]:
 def _question(told: dict[str, Any], stem: str) -> Question:
     chunks = tuple(Chunk(id=part["id"], text=part["text"], title=part.get("title") or "") for part in told["chunks"])
     gold = frozenset(map(str, told["gold_chunk_ids"]))
+    if isinstance(told["answers"], str) or isinstance(told["gold_chunk_ids"], str):
+        raise TypeError("a list is expected")
     need = (told.get("meta") or {}).get("gold_need") or ("all" if gold else "none")
     if need not in NEEDS or not gold <= {chunk.id for chunk in chunks}:
         raise ValueError("gold_need is unknown, or gold is not among the chunks")

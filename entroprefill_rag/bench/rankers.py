@@ -100,7 +100,7 @@ class ByCrossEncoder:
             )
         except ModuleNotFoundError as error:
             raise ModelSourceError(
-                f"a cross-encoder needs {error.name}; run: pip install 'entroprefill-rag[bench]'"
+                f"a cross-encoder needs {error.name}; run: pip install -e '.[bench]' in a clone"
             ) from error
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from entroprefill_rag.errors import RecordError, RequestError
 
 FORMAT = 1
+_BEGINNING = b'{"stamp":'
 ROWS, RUN = "rows.jsonl", "run.json"
 PARTS = ("select", "layout", "wait", "shallow", "rule", "deep")
 
@@ -87,30 +88,28 @@ class Store:
             RecordError: another line that is no row.
         """
         file = self.folder / ROWS
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        whole, rest = _lines(file)
         found: list[Row] = []
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(whole, start=1):
             try:
                 found.append(Row.model_validate_json(line))
             except ValidationError as error:
-                if number == len(lines):
-                    break
                 raise RecordError(f"line {number} of {str(file)!r} is no row of a benchmark; take it out") from error
+        if rest and not (rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)):
+            raise RecordError(f"the last line of {str(file)!r} is not the beginning of a row; take it out")
         if not found:
             return []
         wanted = found[-1].stamp if stamp is None else stamp
         return list({row.key: row for row in found if row.stamp == wanted}.values())
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows, each on a line of its own even after one that was cut off."""
+        """Add rows, each on a line of its own; what was cut off before them goes, since nobody counts it."""
         file = self.folder / ROWS
         text = "".join(row.model_dump_json() + "\n" for row in rows)
-        with file.open("ab+") as out:
-            end = out.seek(0, 2)
-            if end:
-                out.seek(end - 1)
-                if out.read(1) != b"\n":
-                    _drop_cut_line(out)
+        whole, rest = _lines(file)
+        if rest:
+            file.write_bytes(b"".join(line + b"\n" for line in whole))
+        with file.open("ab") as out:
             out.write(text.encode())
 
     def save_run(self, told: dict[str, Any]) -> None:
@@ -135,9 +134,7 @@ class Store:
         return told
 
 
-def _drop_cut_line(out: Any) -> None:
-    """Take away what follows the last newline: it was never a whole row."""
-    out.seek(0)
-    text = out.read()
-    out.truncate(text.rfind(b"\n") + 1)
-    out.seek(0, 2)
+def _lines(file: Path) -> tuple[list[bytes], bytes]:
+    """The lines that end as such, and what follows the last of them: a row that was not written to its end."""
+    *whole, rest = file.read_bytes().split(b"\n") if file.is_file() else [b""]
+    return whole, rest

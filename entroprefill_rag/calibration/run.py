@@ -54,7 +54,8 @@ def _document_chunks(docs: Path) -> list[Chunk]:
 
 def _request_pools(path: Path) -> list[tuple[Chunk, ...]]:
     pools = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # Not splitlines: JSON may hold U+2028 and the like as they are.
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:

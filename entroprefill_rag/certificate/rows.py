@@ -61,11 +61,13 @@ class Rows:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
+            if number == len(lines) and line.startswith(_BEGINNING):
+                break  # not written to its end, or its newline is missing: measured again, for it is cut off below
             try:
                 row = Row.model_validate_json(line)
             except ValidationError:
-                if number == len(lines) and (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
-                    break  # cut off while it was written: measured again
+                if number == len(lines) and _BEGINNING.startswith(line):
+                    break
                 raise CertificateError(
                     f"line {number} of {str(path)!r} is no row of a certificate; --resume must name a file that "
                     "`entroprefill certify --resume` wrote, or a new one"

@@ -42,7 +42,7 @@ class Screen:
     """
 
     def __init__(self) -> None:
-        self.interactive = sys.stdin.isatty()
+        self.interactive = sys.stdin is not None and sys.stdin.isatty()
         if isinstance(sys.stdin, io.TextIOWrapper):
             # A question in another encoding is better asked with gaps than not at all.
             sys.stdin.reconfigure(errors="replace")
@@ -52,6 +52,8 @@ class Screen:
 
     def read(self) -> str | None:
         """The next line, without its end; None where there are no more."""
+        if sys.stdin is None:  # closed by who started it
+            return None
         if not self.interactive:
             line = sys.stdin.readline()
             return line.rstrip("\r\n").removeprefix("\ufeff") if line else None

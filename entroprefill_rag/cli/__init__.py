@@ -11,7 +11,7 @@ from typing import Annotated
 try:
     import typer
 except ModuleNotFoundError:  # the library works without its command line
-    sys.exit("entroprefill: the command line needs typer and rich; run: pip install 'entroprefill-rag[cli]'")
+    sys.exit("entroprefill: the command line needs typer and rich; run: pip install -e '.[cli]' in a clone")
 
 from entroprefill_rag.cli.ask import EXAMPLES, ask
 from entroprefill_rag.cli.bench import bench

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from entroprefill_rag.cli import options as given
-from entroprefill_rag.cli.console import explained, guarded, note
+from entroprefill_rag.cli.console import explainer, guarded, note
 
 if TYPE_CHECKING:
     from entroprefill_rag.retrieval import FolderIndex
@@ -65,11 +64,7 @@ def chat(
 
         backend = LocalBackend.from_pretrained(model, device=device, dtype=dtype, ledger=noted)
 
-    def explain(error: Exception) -> str:
-        if verbose:
-            traceback.print_exception(error)
-        return explained(error)[0]
-
+    explain = explainer(verbose=verbose)
     with noted or nullcontext(), closing(backend):
         screen = Screen()
         session = ChatSession(backend, index, settings, top_k, max_new_tokens, history)

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
@@ -31,9 +32,14 @@ def console(*, stderr: bool = False) -> Console:
     """A console that takes every string literally: no markup, no emoji codes, no highlighting."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with a code of its own
+            raise  # the error that is being handled
+
+    # A closed stream is None.
+    stream = (sys.stderr if stderr else sys.stdout) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_PIPES
-    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
+    return Ours(file=stream, markup=False, emoji=False, highlight=False, width=width)
 
 
 def note(text: str) -> None:
@@ -90,10 +96,27 @@ def explained(error: Exception) -> tuple[str, int]:
         return one_line(str(error), 1000), BAD_INPUT
     if isinstance(error, OSError) and error.filename is not None:
         return one_line(f"{error.filename}: {error.strerror or type(error).__name__}", 1000), BAD_INPUT
+    if isinstance(error, OSError) and error.errno is not None:
+        return one_line(f"a file cannot be read or written: {error.strerror or type(error).__name__}", 1000), BAD_INPUT
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file is not text in {error.encoding.upper()} (byte {error.start}); convert it first", BAD_INPUT
+    if isinstance(error, RecursionError):
+        return "a file is nested too deeply to be read", BAD_INPUT
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed; run: pip install 'entroprefill-rag[cli]'", BAD_INPUT
+        return f"{error.name} is not installed; run: pip install -e '.[cli]' in a clone", BAD_INPUT
     # Messages of other libraries may quote the prompt: only their first line's beginning is shown.
     return one_line(f"unexpected {type(error).__name__}: {error} (--verbose shows where)", 300), 1
+
+
+def explainer(*, verbose: bool) -> Callable[[Exception], str]:
+    """For programs that go on after an error: what it says, on one line; its traceback too with ``--verbose``."""
+
+    def explain(error: Exception) -> str:
+        if verbose:
+            traceback.print_exception(error)
+        return explained(error)[0]
+
+    return explain
 
 
 def validation_message(error: ValidationError) -> str:

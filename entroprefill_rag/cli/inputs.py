@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,18 @@ def check_outputs(outputs: dict[str, Path | None]) -> None:
         RequestError: such a file.
     """
     for option, path in outputs.items():
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        if path is None:
+            continue
+        if path.is_dir() or not path.absolute().parent.is_dir():
             raise RequestError(f"{option} {str(path)!r} cannot be written: it must name a file in a folder that exists")
+        try:
+            if path.exists():
+                with path.open("ab"):
+                    continue
+            with tempfile.TemporaryFile(dir=path.absolute().parent):
+                continue
+        except OSError as error:
+            raise RequestError(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
 
 
 def load_config(path: Path | None, *, enabled: bool, seed: int | None) -> PruningConfig:

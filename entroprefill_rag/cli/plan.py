@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @guarded
 def plan(
-    tokens: Annotated[int, typer.Option("--tokens", help="Length of the prompt.", min=1)],
+    tokens: Annotated[int, typer.Option("--tokens", help="Length of the prompt.", min=1, max=100_000_000)],
     layer: Annotated[int, typer.Option("--layer", help="The layer accepted, counted from 0.", min=0)],
     keep: Annotated[float, typer.Option("--keep", help="Share of the chunks that stays.", min=0.0, max=1.0)] = 0.5,
     model: given.Model = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import traceback
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from entroprefill_rag.cli import options as given
-from entroprefill_rag.cli.console import explained, guarded, note
+from entroprefill_rag.cli.console import explainer, guarded, note
 
 if TYPE_CHECKING:
     from entroprefill_rag.app.loading import Loaded, Tell
@@ -24,7 +23,7 @@ entroprefill serve --docs contracts/
 
 ENTROPREFILL_TOKEN=... entroprefill serve --docs contracts/ --host 0.0.0.0 --allow-host nas.home
 """
-_INSTALL = "pip install 'entroprefill-rag[serve]'"
+_INSTALL = "pip install -e '.[serve]' in a clone"
 _SHORTEST_TOKEN = 16
 _WHERE = "Where it is served"
 
@@ -90,10 +89,7 @@ def serve(
         raise DocumentError(f"{str(docs)!r} does not exist; give a folder or a file of documents")
     hosts = _hosts(host, allow_host or [], token)
 
-    def explain(error: Exception) -> str:
-        if verbose:
-            traceback.print_exception(error)
-        return explained(error)[0]
+    explain = explainer(verbose=verbose)
 
     def failed(error: Exception) -> str:
         text = explain(error)
@@ -108,6 +104,7 @@ def serve(
     page = Page(
         Loading(load, failed), explain, settings, top_k, max_new_tokens, UploadLimits() if uploads else None, token
     )
+    page.folder = "" if docs is None else docs.resolve().name
     with closing(_listening(host, port)) as listening:
         address = listening.getsockname()[:2]
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]

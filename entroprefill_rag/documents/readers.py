@@ -13,12 +13,13 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from entroprefill_rag.documents.headings import markdown_headings, rst_headings
 from entroprefill_rag.documents.html import html_to_markdown
 from entroprefill_rag.documents.kinds import Kind
 
-_INSTALL = "pip install 'entroprefill-rag[cli]'"
+_INSTALL = "pip install -e '.[cli]' in a clone"
 _BOMS = (
     (b"\xef\xbb\xbf", "utf-8-sig"),
     (b"\xff\xfe\x00\x00", "utf-32"),
@@ -43,18 +44,22 @@ class Limits:
         max_file_bytes: size of one file on disk.
         max_total_bytes: size of all files read.
         max_docx_bytes: unpacked size of one .docx.
+        max_docx_seconds: time after which the rest of a .docx is left out and noted.
         max_pdf_pages: pages read of one .pdf; the rest is left out and noted.
         max_pdf_seconds: time after which the remaining pages of a .pdf are left out and noted.
         max_characters: length of one document's text; the rest is left out and noted.
+        max_chunks: chunks of all documents together; more are refused before any is embedded.
     """
 
     max_files: int = 20_000
     max_file_bytes: int = 20_000_000
     max_total_bytes: int = 500_000_000
     max_docx_bytes: int = 100_000_000
+    max_docx_seconds: float = 60.0
     max_pdf_pages: int = 2_000
     max_pdf_seconds: float = 60.0
     max_characters: int = 5_000_000
+    max_chunks: int = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -213,30 +218,47 @@ def _pdf(data: bytes, limits: Limits) -> Extract:
 
 def _docx(data: bytes, limits: Limits) -> Extract:
     import docx
-    from docx.table import Table, _Cell
 
     notes: list[str] = []
+    lines: list[str] = []
+    stop, length = time.monotonic() + limits.max_docx_seconds, 0
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > limits.max_docx_bytes:
             raise Unreadable(f"unpacks to {size} bytes, more than the limit of {limits.max_docx_bytes}")
-        lines = []
-        for block in docx.Document(io.BytesIO(data)).iter_inner_content():
-            if isinstance(block, Table):
-                # table.rows[i].cells is quadratic in python-docx; the elements are not
-                rows = [[_Cell(cell, block).text.strip() for cell in row.tc_lst] for row in block._tbl.tr_lst]
-                lines.append("\n".join(" | ".join(cells) for cells in rows))
-            elif block.text.strip():
-                style = block.style.name if block.style is not None else None
-                level = re.fullmatch(r"Heading (\d)|Title", style or "")
-                lines.append(f"{'#' * int(level[1] or 1)} {block.text.strip()}" if level else block.text)
+        for line in _docx_lines(docx.Document(io.BytesIO(data))):
+            if time.monotonic() > stop:
+                notes.append(f"only what could be read in {limits.max_docx_seconds:g} seconds")
+                break
+            if line:
+                lines.append(line)
+                length += len(line)
+            if length > limits.max_characters:  # what is left would be cut off
+                break
     except (Unreadable, ModuleNotFoundError):
         raise
     except Exception as error:  # damaged archives and XML raise a wide range of types
         raise Unreadable(f"not a readable .docx ({type(error).__name__})") from None
     text = _finish("\n\n".join(lines), notes, limits)
     return Extract(text, markdown_headings(text), tuple(notes))
+
+
+def _docx_lines(document: Any) -> Iterator[str]:
+    """Tables, headings and paragraphs in turn; an empty paragraph is an empty line."""
+    from docx.table import Table, _Cell
+
+    for block in document.iter_inner_content():
+        if isinstance(block, Table):
+            # table.rows[i].cells is quadratic in python-docx; the elements are not
+            rows = [[_Cell(cell, block).text.strip() for cell in row.tc_lst] for row in block._tbl.tr_lst]
+            yield "\n".join(" | ".join(cells) for cells in rows)
+        elif block.text.strip():
+            style = block.style.name if block.style is not None else None
+            level = re.fullmatch(r"Heading (\d)|Title", style or "")
+            yield f"{'#' * int(level[1] or 1)} {block.text.strip()}" if level else block.text
+        else:
+            yield ""
 
 
 _READERS: dict[Kind, Callable[[bytes, Limits], Extract]] = {

@@ -71,7 +71,7 @@ def _splitter(markdown: bool, longest: int, overlap: int) -> TextSplitter | Mark
     except ModuleNotFoundError as error:
         raise DocumentError(
             "splitting documents needs semantic-text-splitter, which is not installed; "
-            "run: pip install 'entroprefill-rag[cli]'"
+            "run: pip install -e '.[cli]' in a clone"
         ) from error
     size = (max(1, longest * 5 // 8, overlap + 1), longest)
     return MarkdownSplitter(size, overlap) if markdown else TextSplitter(size, overlap)

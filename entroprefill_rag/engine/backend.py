@@ -23,7 +23,7 @@ from entroprefill_rag.engine.attempt import Attempt, begin_attempt
 from entroprefill_rag.engine.decoding import DecodeWatch, StopOnDrift
 from entroprefill_rag.engine.families import Anatomy
 from entroprefill_rag.engine.install import Installation
-from entroprefill_rag.engine.job import Job
+from entroprefill_rag.engine.job import Job, checked
 from entroprefill_rag.engine.layout import PromptStyle, SegmentTokenizer, build_layout
 from entroprefill_rag.engine.pending import PendingAnswer
 from entroprefill_rag.engine.probes import probes_for
@@ -222,7 +222,7 @@ class LocalBackend:
             TemplateError: the template does not put all documents before the query.
             PromptOverflowError: the prompt does not fit the model.
         """
-        config = config or PruningConfig()
+        config = checked(request, config)
         return build_layout(
             request,
             self._segments,
@@ -356,7 +356,7 @@ class LocalBackend:
         if self._closed:
             raise BackendClosedError("this backend was closed; make a new one from the same model and tokenizer")
         started = time.perf_counter()
-        config = config or PruningConfig()
+        config = checked(request, config)
         gen.check_arguments(generation)
         effective = gen.effective(self.model, generation)
         most = 1 if stop_when_known else gen.new_tokens(effective, generation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from transformers import GenerationConfig
@@ -21,8 +22,12 @@ def check_arguments(generation: Mapping[str, Any]) -> None:
     """Refuse arguments that would replace the prompt or the number of answers.
 
     Raises:
-        ConfigError: one of them was given.
+        ConfigError: one of them was given, or a length that is no number of tokens.
     """
+    for name in ("max_new_tokens", "max_length"):
+        value = generation.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise ConfigError(f"{name} must be a whole number of tokens, at least 1, got {value!r}")
     taken = [name for name in _OURS if generation.get(name) is not None]
     if taken:
         raise ConfigError(f"{', '.join(taken)} cannot be passed: the prompt and its cache are made from the request")

@@ -65,7 +65,7 @@ def convert(gguf: Path, sha256: str | None = None, *, say: Callable[[str], None]
     if missing:
         raise ModelSourceError(
             f"{gguf.name} is a GGUF file, and reading it needs {' and '.join(missing)}: "
-            "pip install 'entroprefill-rag[gguf]'"
+            "pip install -e '.[gguf]' in a clone"
         )
     say(f"Converting {gguf.name} (once; about half a minute)")
     return build_folder(folder, lambda partial: _write(gguf, partial))

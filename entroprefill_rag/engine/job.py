@@ -13,10 +13,31 @@ from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.engine.attempt import Attempt
 from entroprefill_rag.engine.recording import build_record, drift_reason
 from entroprefill_rag.engine.run import PrefillRun
+from entroprefill_rag.errors import ConfigError, RequestError
 from entroprefill_rag.prompt import PromptLayout
 from entroprefill_rag.record import AuditRecord, DecodeMonitor, LayerTrial, ModelInfo, PruneResult, Reason, Timings
 from entroprefill_rag.request import RagRequest
 from entroprefill_rag.rule.monitor import Monitor
+
+
+def checked(request: RagRequest, config: PruningConfig | None) -> PruningConfig:
+    """The configuration, the default where none is given.
+
+    Raises:
+        RequestError: something else was given for a request.
+        ConfigError: something else was given for a configuration.
+    """
+    if not isinstance(request, RagRequest):
+        raise RequestError(
+            f"a RagRequest is needed, got {type(request).__name__}; make one with RagRequest(chunks=..., query=...) or "
+            "RagRequest.model_validate"
+        )
+    if config is not None and not isinstance(config, PruningConfig):
+        raise ConfigError(
+            f"a PruningConfig is needed, got {type(config).__name__}; make one with PruningConfig(...) or "
+            "PruningConfig.model_validate"
+        )
+    return config or PruningConfig()
 
 
 @dataclass

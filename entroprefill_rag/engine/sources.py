@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +100,7 @@ def load(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     name = resolve_model(name_or_path)
-    target = None if "device_map" in kwargs else _device(device)
+    target = None if "device_map" in kwargs else device_of(device)
     wanted = _dtype(dtype)
     place, known_revision = _locate(name)
     on_disk = isinstance(place, Path)
@@ -120,7 +122,7 @@ def load(
         options["attn_implementation"] = attn_implementation
     try:
         if not on_disk and not shared["local_files_only"]:
-            _ask_hub(name, revision, kwargs)
+            ask_hub(name, revision, kwargs)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(place), dtype=wanted or "auto", output_loading_info=True, **shared, **options
         )
@@ -165,7 +167,7 @@ def _locate(name: str) -> tuple[str | Path, str | None]:
     return name, None
 
 
-def _ask_hub(name: str, revision: str | None, kwargs: dict[str, Any]) -> None:
+def ask_hub(name: str, revision: str | None = None, kwargs: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Ask the hub once for a model that is not in its cache: loading would try each file for half a minute."""
     import huggingface_hub
     from huggingface_hub import constants
@@ -190,7 +192,12 @@ def _check_folder(folder: Path, name: str, *, allow_pickle: bool) -> None:
         )
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def device_of(device: str | torch.device | None) -> torch.device:
+    """A device that is there; for None an accelerator if there is one.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if device is None:
         if torch.cuda.is_available():
             return torch.device("cuda")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from entroprefill_rag.record import AuditRecord
+from entroprefill_rag.report.why import held_back
 from entroprefill_rag.request import Chunk
 
 Status = Literal["kept", "dropped", "protected", "not admitted"]
@@ -22,7 +23,7 @@ class Source:
         title: its title, as far as known.
         path: the document it is from, as far as known.
         status: what became of it.
-        reason: why it is protected.
+        reason: why it is protected, or what held it though it ranked among those to go.
         tokens: its length in the prompt.
         score: similarity to the question when it was retrieved.
         mass_share: its share of the pooled attention on chunks, at the accepted layer, else the last one tried.
@@ -53,7 +54,7 @@ def sources_of(record: AuditRecord, chunks: Sequence[Chunk] = ()) -> list[Source
     known = {chunk.id: chunk for chunk in chunks}
     masses = record.trial.pooled_mass if record.trial is not None else ()
     evidence = record.trial.evidence if record.trial is not None else ()
-    total = sum(masses)
+    total, held = sum(masses), held_back(record)
     found = []
     for position, info in enumerate(record.prompt.chunks):
         chunk = known.get(info.id)
@@ -65,7 +66,7 @@ def sources_of(record: AuditRecord, chunks: Sequence[Chunk] = ()) -> list[Source
                 title=info.title or (chunk.title if chunk else ""),
                 path=_path(chunk),
                 status="dropped" if not info.kept else "protected" if info.protected else "kept",
-                reason=info.protected,
+                reason=info.protected or held.get(position),
                 tokens=info.end - info.start,
                 score=_score(chunk),
                 mass_share=share,

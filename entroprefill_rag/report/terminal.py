@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from entroprefill_rag.record import AuditRecord, AuditResult, DecodeMonitor, LayerTrial, Reason, Timings, Usage
+from entroprefill_rag.report.drift import drift_line
 from entroprefill_rag.report.plain import one_line, plain
 from entroprefill_rag.report.sources import Source, sources_of
 from entroprefill_rag.request import Chunk
@@ -21,7 +22,10 @@ _EXCERPT = 240
 
 
 def sources_table(sources: Sequence[Source]) -> Table:
-    """The sources in prompt order. Numbers are places in the prompt; a dropped one is struck out of the answer."""
+    """The sources in prompt order. Numbers are places in the prompt; a dropped one is struck out of the answer.
+
+    A chunk that ranked among those to go and stayed has what held it in a line of its own.
+    """
     table = Table(title="Sources, in prompt order", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("source", overflow="fold", ratio=1)
@@ -39,7 +43,7 @@ def sources_table(sources: Sequence[Source]) -> Table:
     for source in sources:
         cells: list[RenderableType] = [
             Text(_known(source.number)),
-            _named(source),
+            _named_and_held(source),
             Text(source.status, style=_STYLES[source.status]),
             Text(_known(source.tokens)),
         ]
@@ -50,6 +54,11 @@ def sources_table(sources: Sequence[Source]) -> Table:
         if with_shares:
             cells.append(Text("" if source.mass_share is None else f"{source.mass_share:.0%}"))
         table.add_row(*cells, style="dim" if source.status in ("dropped", "not admitted") else None)
+    if with_evidence and any(source.status == "dropped" for source in sources):
+        table.caption = (
+            "Least evidence per token goes first, as far as caps allow; the score of retrieval plays no part."
+        )
+        table.caption_justify = "left"
     return table
 
 
@@ -198,19 +207,16 @@ def _audit_line(audit: AuditResult) -> RenderableType:
     )
 
 
-def _decode_line(seen: DecodeMonitor) -> str:
+def _decode_line(seen: DecodeMonitor) -> Text:
     if not seen.max_per_token:
-        return "no generated token was fed back, so none was looked at"
+        return Text("no generated token was fed back, so none was looked at")
     worst = max(range(seen.tokens), key=seen.max_per_token.__getitem__)
-    if seen.first_above is None:
-        passed = "not passed"
-    else:
-        done = {"none": "", "stopped": ": the answer ends there", "restarted_full": ": answered again in full"}
-        passed = f"passed at token {seen.first_above + 1}{done[seen.action]}"
-    return (
+    told = Text(
         f"largest mass on removed chunks {seen.max_per_token[worst]:.3g} (token {worst + 1} of {seen.tokens}), mean "
-        f"{seen.mean:.3g}, threshold {seen.threshold:g} {passed}"
+        f"{seen.mean:.3g}, threshold {seen.threshold:g}"
     )
+    drift = drift_line(seen)
+    return told.append(" not exceeded") if drift is None else told.append(f"; {drift}", style="bold yellow")
 
 
 def _cap(record: AuditRecord) -> str | None:
@@ -226,6 +232,13 @@ def _named(source: Source) -> Text:
     if title and title != where:
         text.append(f"  {where}", style="dim")
     return text
+
+
+def _named_and_held(source: Source) -> Text:
+    named = _named(source)
+    if source.status == "kept" and source.reason is not None:
+        named.append(f"\n{one_line(source.reason, 80)}", style="dim")
+    return named
 
 
 def verdict_line(reason: Reason) -> str:

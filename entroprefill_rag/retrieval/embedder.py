@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _BATCH = 32
-_INSTALL = "pip install 'entroprefill-rag[cli]'"
+_INSTALL = "pip install -e '.[cli]' in a clone"
 
 
 class Embedder(Protocol):
@@ -93,10 +93,17 @@ class SentenceEmbedder:
             from sentence_transformers import SentenceTransformer
         except ModuleNotFoundError as error:
             raise ModelSourceError(f"embedding needs {error.name}, which is not installed; run: {_INSTALL}") from error
+        from entroprefill_rag.engine.sources import ask_hub, device_of
+
+        device = None if self._device is None else str(device_of(self._device))
         try:
+            if self._packaged is None and not Path(self._place).is_dir():
+                ask_hub(self._place if "/" in self._place else f"sentence-transformers/{self._place}")
             # Pickled weights can run code; a model that comes as one is refused.
-            return SentenceTransformer(self._place, device=self._device, model_kwargs={"use_safetensors": True})
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            return SentenceTransformer(self._place, device=device, model_kwargs={"use_safetensors": True})
+        except (MemoryError, TypeError):
+            raise
+        except Exception as error:  # hub, files, weights: what they raise is not told beforehand
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelSourceError(
                 f"the embedding model {self.name!r} cannot be loaded: {first} "

@@ -92,6 +92,9 @@ class FolderIndex:
         reading = read_folder(path, limits, store if cache else None)
         tell("reading", len(reading.documents), len(reading.documents))
         chunks = [chunk for document in reading.documents for chunk in split(document, max_characters, overlap)]
+        most = (limits or Limits()).max_chunks
+        if len(chunks) > most:
+            raise DocumentError(f"{len(chunks)} chunks, more than {most}: give fewer documents, or longer chunks")
         texts = [_embedded_text(chunk) for chunk in chunks]
         hashes = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         if not chunks:

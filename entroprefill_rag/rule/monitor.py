@@ -303,12 +303,15 @@ class Monitor:
         return tuple(self.trials)
 
 
+def accepted_message(trial: LayerTrial) -> str:
+    """What an accepted layer does, in words."""
+    many = "" if len(trial.removed) == 1 else "s"
+    return f"Layer {trial.layer} removes {len(trial.removed)} chunk{many}, {trial.saved_share:.1%} of the chunk tokens."
+
+
 def _verdict(trial: LayerTrial, audits: tuple[AuditResult, ...]) -> Reason:
     if all(audit.accepted for audit in audits):
-        message = (
-            f"Layer {trial.layer} removes {len(trial.removed)} chunks, {trial.saved_share:.1%} of the chunk tokens."
-        )
-        return Reason(code="accepted", message=message)
+        return Reason(code="accepted", message=accepted_message(trial))
     failed = next(audit for audit in audits if not audit.accepted)
     message = (
         f"Audit {failed.observer!r}: {failed.passed.count(False)} of {len(failed.passed)} heads do not show a mean "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from entroprefill_rag.record import LayerTrial, Reason
-from entroprefill_rag.rule.monitor import jaccard_distance
+from entroprefill_rag.rule.monitor import accepted_message, jaccard_distance
 from entroprefill_rag.rule.proposal import NOTHING_FITS
 from entroprefill_rag.verify.audits import check_audits
 from entroprefill_rag.verify.facts import Facts
@@ -138,9 +138,7 @@ def _verdict(trial: LayerTrial, facts: Facts, *, proposed: bool, looked: bool) -
         return _plain("streak", f"{trial.streak} of {config.streak} consecutive layers agree on the set.")
     failed = next((audit for audit in trial.audits if not audit.accepted), None)
     if failed is None:
-        return _plain(
-            "accepted", f"Layer {trial.layer} removes {len(trial.removed)} chunks, {share} of the chunk tokens."
-        )
+        return _plain("accepted", accepted_message(trial))
     return _plain(
         "audit_failed",
         f"Audit {failed.observer!r}: {failed.passed.count(False)} of {len(failed.passed)} heads do not show a mean "

@@ -10,7 +10,7 @@ try:
     import langchain_core  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "the LangChain adapter needs langchain-core, which is not installed: pip install 'entroprefill-rag[langchain]'"
+        "the LangChain adapter needs langchain-core, which is not installed: pip install -e '.[langchain]' in a clone"
     ) from error
 
 from entroprefill_rag.integrations._shared import set_default_backend

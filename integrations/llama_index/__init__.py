@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "the LlamaIndex adapter needs llama-index-core, which is not installed: "
-        "pip install 'entroprefill-rag[llama-index]'"
+        "pip install -e '.[llama-index]' in a clone"
     ) from error
 
 from entroprefill_rag.integrations._shared import set_default_backend

@@ -248,6 +248,8 @@ class EntroPrefillPostprocessor(BaseNodePostprocessor):
 
 
 def _asked(query: QueryBundle | None) -> QueryBundle:
+    if query is not None and not isinstance(query.query_str, str):
+        raise RequestError(f"the query must be text, got {type(query.query_str).__name__}")
     if query is None or not query.query_str.strip():
         raise RequestError(
             "no query: nodes are judged by the query's attention to them; pass query_str=... or query_bundle=..."

@@ -12,6 +12,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, NodeWithScore
 
 from entroprefill_rag.config import PruningConfig
+from entroprefill_rag.errors import RequestError
 from entroprefill_rag.integrations._shared import BackendSource, Ids, restyled, unique_ids
 from entroprefill_rag.integrations.llama_index.prompts import wording
 from entroprefill_rag.record import GenerationResult, PruneResult
@@ -46,9 +47,12 @@ class Setup:
 
         Raises:
             TemplateError: the template does not put all documents before the query.
-            RequestError: an empty query.
+            RequestError: an empty query, or something that is no NodeWithScore.
             ModelSourceError: there is no model.
         """
+        odd = next((each for each in nodes if not isinstance(each, NodeWithScore)), None)
+        if odd is not None:
+            raise RequestError(f"nodes must be NodeWithScore, got {type(odd).__name__}; a retriever makes them")
         backend = self.source.get()
         chat = backend.style.chat is not False and bool(getattr(backend.tokenizer, "chat_template", None))
         words = wording(self.template, backend.style, instruction=self.instruction, chat=chat, variables=variables)

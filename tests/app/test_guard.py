@@ -51,6 +51,30 @@ def test_a_form_cannot_ask(client):
     assert "X-EntroPrefill".lower() in answer.json()["error"]
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_link_or_an_image_of_another_site_reads_nothing(client, site):
+    answer = client.get("/api/status", headers={"Sec-Fetch-Site": site})
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+    assert client.get("/", headers={"Sec-Fetch-Site": site}).status_code == 200, "a link to the page itself is fine"
+
+
+def test_only_the_pages_script_begins_a_visit(client):
+    client.cookies.clear()
+    del client.headers["X-EntroPrefill"]
+    before = len(client.page.visits._visits)
+    for _ in range(40):
+        answer = client.get("/api/status")
+        assert answer.status_code == 200
+        assert "set-cookie" not in answer.headers
+    assert len(client.page.visits._visits) == before
+
+
+@pytest.mark.parametrize("host", ["evil.example@127.0.0.1", "127.0.0.1/evil", "127.0.0.1:8137:1", "[::1"])
+def test_a_host_that_is_no_host_is_refused(make_client, host):
+    assert make_client(hosts=None).get("/", headers={"Host": host}).status_code == 403
+
+
 def test_our_own_page_can(client):
     own = {"Origin": "http://localhost:8137", "Sec-Fetch-Site": "same-origin"}
     assert client.post("/api/ask", json=QUESTION, headers=own).status_code == 200

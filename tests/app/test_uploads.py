@@ -1,14 +1,20 @@
 """Files of strangers: their names and sizes are not trusted, their text is only text, and they leave nothing behind."""
 
+import io
 import tempfile
+import threading
+import time
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("starlette")
 
+from entroprefill_rag.app.uploads import InTurns, UploadStoppedError
 from entroprefill_rag.app.visits import UploadLimits, Visit, Visits, safe_name
 from entroprefill_rag.errors import DocumentError, RequestError
 
@@ -157,6 +163,101 @@ def test_the_browser_that_was_away_longest_is_forgotten():
     assert visits.find(second) is None
     assert visits.find(first) is not None
     assert visits.find("") is None
+
+
+def test_who_left_nothing_here_is_forgotten_before_who_did():
+    visits = Visits(most=2)
+    first, visit = visits.begin()
+    visit.remember(None)
+    for _ in range(50):
+        last, _ = visits.begin()
+    assert visits.find(first) is visit
+    assert visits.find(last) is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("漢" * 96 + ".txt", "漢" * 32 + ".txt"),
+        ("a" * 5000 + ".txt", "a" * 96 + ".txt"),
+        ("cafe\u0301.md", "caf\u00e9.md"),
+        ("a\ud800.md", "a_.md"),
+    ],
+)
+def test_a_name_fits_any_file_system(given, name):
+    assert safe_name(given) == name
+    assert len(safe_name(given).encode()) <= 100
+
+
+class Slow:
+    """An embedder that takes its time, and says how many texts it was given at once."""
+
+    name = fingerprint = "slow"
+
+    def __init__(self):
+        self.batches = []
+
+    def documents(self, texts, progress=None):
+        self.batches.append(len(texts))
+        time.sleep(0.01)
+        return np.ones((len(texts), 2), dtype=np.float32)
+
+    def query(self, text):
+        return np.ones(2, dtype=np.float32)
+
+
+def test_a_question_need_not_wait_for_a_whole_upload():
+    held, slow = threading.Lock(), Slow()
+    shared = InTurns(slow, held, threading.Event())
+    working = threading.Thread(target=shared.documents, args=(["text"] * 400,))
+    working.start()
+    while not slow.batches:
+        time.sleep(0.001)
+    with held:
+        done = len(slow.batches)
+    working.join()
+    assert done < len(slow.batches) / 2
+    assert sum(slow.batches) == 400
+
+
+def test_an_upload_that_nobody_waits_for_ends():
+    stopped, slow = threading.Event(), Slow()
+    stopped.set()
+    with pytest.raises(UploadStoppedError):
+        InTurns(slow, threading.Lock(), stopped).documents(["text"] * 400)
+    assert slow.batches == []
+
+
+def test_more_chunks_than_are_taken_are_refused_before_any_is_embedded():
+    slow = Slow()
+    with pytest.raises(DocumentError, match="more than 3"):
+        Visit().add("long.txt", b"Owls howl at night. " * 1000, slow, UploadLimits(chunks=3))
+    assert slow.batches == []
+
+
+def test_more_uploads_than_are_taken_at_once_are_told_to_come_again(client):
+    client.page._uploading.under_way = client.page._uploading.most
+    answer = upload(client, "owls.md", b"Owls howl.")
+    assert (answer.status_code, "in a moment" in answer.text) == (503, True)
+    client.page._uploading.under_way = 0
+    assert upload(client, "owls.md", b"Owls howl.").status_code == 200
+    assert client.page._uploading.under_way == 0
+
+
+def test_a_docx_of_a_million_empty_paragraphs_is_not_unpacked():
+    found = io.BytesIO()
+    docx = pytest.importorskip("docx")
+    docx.Document().save(found)
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(found) as archive, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as out:
+        for entry in archive.infolist():
+            data = archive.read(entry)
+            if entry.filename == "word/document.xml":
+                data = data.replace(b"<w:body>", b"<w:body>" + b"<w:p/>" * 2_000_000)
+            out.writestr(entry.filename, data)
+    assert len(bomb.getvalue()) < 100_000
+    with pytest.raises(DocumentError, match="unpacks to"):
+        Visit().add("bomb.docx", bomb.getvalue(), Slow(), UploadLimits())
 
 
 def test_a_browser_that_does_nothing_for_long_is_forgotten():

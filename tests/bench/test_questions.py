@@ -33,6 +33,8 @@ def test_a_request_keeps_the_order_of_the_chunks(questions):
         {"meta": {"gold_need": "most"}},
         {"question": "  "},
         {"answers": None},
+        {"answers": "owls"},
+        {"gold_chunk_ids": "c0"},
     ],
 )
 def test_what_is_no_question_is_refused_with_its_line(tmp_path, data_file, change):
@@ -47,6 +49,21 @@ def test_the_same_question_twice_is_refused(tmp_path, data_file):
     file = tmp_path / "twice.jsonl"
     file.write_text(data_file.read_text() * 2)
     with pytest.raises(RequestError, match="repeats the id 'red-0'"):
+        load([file])
+
+
+def test_line_separators_inside_a_text_end_no_line(tmp_path, data_file):
+    told = json.loads(data_file.read_text().splitlines()[0])
+    told["chunks"][0]["text"] = "one\u2028two\x85three"
+    file = tmp_path / "odd.jsonl"
+    file.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+    assert load([file])[0].chunks[0].text == "one\u2028two\x85three"
+
+
+def test_what_is_not_utf8_is_refused_with_its_line(tmp_path):
+    file = tmp_path / "latin.jsonl"
+    file.write_bytes(b'{"id": "caf\xe9"}\n')
+    with pytest.raises(RequestError, match=r"line 1 of .*UnicodeDecodeError"):
         load([file])
 
 

@@ -22,10 +22,41 @@ def test_a_line_that_was_cut_off_is_left_out_and_overwritten(tmp_path):
     store = Store(tmp_path)
     store.append([row("q1")])
     with (tmp_path / ROWS).open("a") as file:
-        file.write('{"stamp": {"v": 1}, "sett')
+        file.write('{"stamp":{"v":1},"sett')
     assert [one.question for one in store.rows()] == ["q1"]
     store.append([row("q2")])
     assert [one.question for one in store.rows()] == ["q1", "q2"]
+
+
+def test_a_row_whose_newline_is_missing_is_measured_again_and_not_lost(tmp_path):
+    store = Store(tmp_path)
+    store.append([row("q1"), row("q2")])
+    file = tmp_path / ROWS
+    file.write_bytes(file.read_bytes()[:-1])
+    assert [one.question for one in store.rows()] == ["q1"]
+    store.append([row("q2"), row("q3")])
+    assert [one.question for one in store.rows()] == ["q1", "q2", "q3"]
+
+
+def test_a_row_cut_inside_a_character_is_cut_off(tmp_path):
+    store = Store(tmp_path)
+    store.append([row("q1")])
+    with (tmp_path / ROWS).open("ab") as file:
+        file.write(b'{"stamp":{"v":1},"question":"caf\xc3')
+    assert [one.question for one in store.rows()] == ["q1"]
+
+
+@pytest.mark.parametrize("text", ["hello, my notes", '{"question": "mine"}'])
+def test_a_file_that_is_no_runs_is_not_written_over(tmp_path, text):
+    (tmp_path / ROWS).write_text(text)
+    with pytest.raises(RecordError, match="not the beginning of a row"):
+        Store(tmp_path).rows()
+
+
+def test_line_separators_inside_a_row_end_no_line(tmp_path):
+    store = Store(tmp_path)
+    store.append([row("a\u2028b\x85c"), row("q2")])
+    assert [one.question for one in store.rows()] == ["a\u2028b\x85c", "q2"]
 
 
 def test_a_row_written_twice_counts_once_with_its_last_values(tmp_path):

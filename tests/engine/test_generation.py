@@ -3,8 +3,10 @@
 import pytest
 from transformers import GenerationConfig
 
+from entroprefill_rag import Chunk, PruningConfig, RagRequest
 from entroprefill_rag.engine import generation as gen
-from entroprefill_rag.errors import ConfigError
+from entroprefill_rag.engine.job import checked
+from entroprefill_rag.errors import ConfigError, RequestError
 
 
 class Model:
@@ -45,6 +47,22 @@ def test_greedy_search_and_sampling_go_with_pruning(arguments):
 )
 def test_what_does_not_go_with_a_pruned_cache_is_answered_in_full(arguments, code):
     assert why(**arguments) == code
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "max_length"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, float("nan"), True, "8"])
+def test_a_length_is_a_whole_number_of_tokens(name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+        gen.check_arguments({name: value})
+
+
+def test_other_things_than_a_request_and_a_configuration_are_refused():
+    asked = RagRequest(query="Who sat?", chunks=(Chunk(id="c", text="The cat sat."),))
+    assert checked(asked, None) == PruningConfig()
+    with pytest.raises(RequestError, match="a RagRequest is needed, got dict"):
+        checked({"query": "Who sat?"}, None)
+    with pytest.raises(ConfigError, match="a PruningConfig is needed, got dict"):
+        checked(asked, {"eps_row": 0.1})
 
 
 def test_the_models_own_generation_config_counts():

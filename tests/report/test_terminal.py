@@ -246,7 +246,7 @@ def decoding_shown(**fields):
 
 def test_the_largest_mass_its_token_the_mean_and_the_threshold_are_named():
     assert (
-        "decoding largest mass on removed chunks 0.123 (token 2 of 3), mean 0.0312, threshold 0.2 not passed"
+        "decoding largest mass on removed chunks 0.123 (token 2 of 3), mean 0.0312, threshold 0.2 not exceeded"
         in decoding_shown()
     )
 
@@ -254,9 +254,9 @@ def test_the_largest_mass_its_token_the_mean_and_the_threshold_are_named():
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        ("none", "threshold 0.1 passed at token 2 "),
-        ("stopped", "threshold 0.1 passed at token 2: the answer ends there "),
-        ("restarted_full", "threshold 0.1 passed at token 2: answered again in full "),
+        ("none", 'looks back at what was dropped; nothing was done about it (on_drift="restart_full"'),
+        ("stopped", "threshold 0.1; EXCEEDED at token 2: the answer looks back at what was dropped; the answer ends"),
+        ("restarted_full", "EXCEEDED at token 2: the answer looks back at what was dropped; it was answered again in"),
     ],
 )
 def test_a_drift_and_what_was_done_is_named(action, says):

@@ -96,7 +96,7 @@ function documents() {
   const own = status_.uploaded;
   const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
   at("store").textContent = status_.documents
-    ? `${count(status_.documents, "document")}, ${count(status_.chunks, "chunk")}, found by ${status_.embedder}.`
+    ? `${count(status_.documents, "document")}${status_.folder ? ` of ${status_.folder}` : ""}, ${count(status_.chunks, "chunk")}, found by ${status_.embedder}.`
     : own.length ? "Only what was uploaded here." : "No documents yet: add one.";
   at("uploading").hidden = !status_.uploads;
   at("uploaded").replaceChildren(...own.map((file) => {
@@ -197,6 +197,7 @@ async function answer(path, data, box, times, told) {
       `${ended.generated_tokens} tokens; ${ended.kept_tokens.toLocaleString("en")} of ` +
       `${ended.prompt_tokens.toLocaleString("en")} prompt tokens in the upper layers`;
     if (ended.finish === "length") times.textContent += "; cut at the longest answer";
+    if (ended.drift) times.append(make("span", `Decoding: attention on dropped chunks ${ended.drift}`, "warning"));
     return ended;
   } finally {
     box.setAttribute("aria-busy", "false");
@@ -258,11 +259,21 @@ function toggled() {
 function decided(event) {
   at("headline").textContent = event.headline;
   at("reason").textContent = event.outcome === "pruned" ? event.reason.message : `${event.reason.message} (${event.reason.code})`;
-  // The end of an answer tells the same again; what was opened stays open.
-  if (at("sources").dataset.told === JSON.stringify(event.sources)) return;
-  at("sources").dataset.told = JSON.stringify(event.sources);
+  // The end of an answer tells the same again, and what held a chunk; what was opened stays open.
+  const told = JSON.stringify(event.sources.map(({ reason, ...rest }) => rest));
+  if (at("sources").dataset.told === told) {
+    event.sources.forEach((source, place) => {
+      at("sources").children[place].querySelector(".why").textContent = why(source);
+    });
+    return;
+  }
+  at("sources").dataset.told = told;
   at("sources").replaceChildren(...event.sources.map(card));
   layers(event);
+}
+
+function why(source) {
+  return source.reason ? ` (${source.reason})` : "";
 }
 
 function card(source) {
@@ -272,7 +283,7 @@ function card(source) {
   item.append(make("h3", `${source.number === null ? "" : `[${source.number}] `}${name}`));
   const facts = make("p", null, "quiet");
   facts.append(make("span", source.status, "state"));
-  if (source.reason) facts.append(` (${source.reason})`);
+  facts.append(make("span", why(source), "why"));
   if (source.tokens !== null) facts.append(`, ${source.tokens} tokens`);
   if (source.share !== null) facts.append(`, attention ${percent(source.share)}`);
   if (source.evidence !== null) facts.append(`, evidence ${percent(source.evidence)}`);

@@ -125,7 +125,7 @@ def test_f25_without_langchain_the_error_names_the_extra():
         "try: import entroprefill_rag.integrations.langchain\n"
         "except ImportError as error: print(error)"
     )
-    assert "pip install 'entroprefill-rag[langchain]'" in run(code)
+    assert "pip install -e '.[langchain]' in a clone" in run(code)
 
 
 def test_f25_the_adapter_needs_no_other_framework():

@@ -156,6 +156,13 @@ def test_f07_no_query_is_a_value_error(pp, nodes):
     assert issubclass(RequestError, ValueError)
 
 
+def test_things_of_other_types_are_refused_by_name(pp, nodes):
+    with pytest.raises(RequestError, match="the query must be text, got int"):
+        pp.postprocess_nodes(nodes, query_str=5)
+    with pytest.raises(RequestError, match="must be NodeWithScore, got str"):
+        pp.postprocess_nodes(["a passage", "another"], query_str=QUERY)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_f07_as_few_nodes_as_must_stay_pass_with_a_reason(pp, count):
     kept = pp.postprocess_nodes(make_nodes(count), query_str=QUERY)
@@ -232,7 +239,7 @@ def test_f25_the_missing_framework_is_named_with_the_extra():
         "try: import entroprefill_rag.integrations.llama_index\nexcept ImportError as error: print(error)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'entroprefill-rag[llama-index]'" in out
+    assert "pip install -e '.[llama-index]' in a clone" in out
 
 
 def test_f25_the_adapter_loads_neither_torch_nor_the_other_framework():
