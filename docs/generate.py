@@ -142,10 +142,11 @@ def observers() -> str:
 
 WORTH = (
     ("full", "full prefill"),
-    ("ours", "EntroPrefill, defaults"),
-    ("layer", 'EntroPrefill, `evidence="layer"`'),
-    ("cap-0.3", "EntroPrefill, caps .3"),
     ("cap-0.1", "EntroPrefill, caps .1"),
+    ("ours", "EntroPrefill, defaults (caps .2)"),
+    ("layer", 'EntroPrefill, caps .2, `evidence="layer"`'),
+    ("cap-0.3", "EntroPrefill, caps .3"),
+    ("cap-0.5", "EntroPrefill, caps .5"),
     ("embedder", "short prompt, chosen by an embedder"),
     ("midprefill-mean", "FastKV's rule, no caps"),
     ("random", "short prompt, chosen at random"),
