@@ -35,9 +35,9 @@ def test_a_restart_calls_off_what_was_printed_and_prints_the_answer(options, tmp
     notice = shown.index("[not the answer: Generated token 1 placed")
     assert notice < shown.index("The answer:]") < shown.index("Sources, in prompt order")
     assert (record.outcome, record.reason.code) == ("bypassed", "drift_restart")
-    words = " ".join(shown.split())
+    words = " ".join(shown.replace("│", " ").split())
     assert "audit: bypassed" in words
-    assert "passed at token 1: answered again in full" in words
+    assert "EXCEEDED at token 1: the answer looks back at what was dropped; it was answered again in full" in words
     assert "2 more given up" in words
     assert "nothing dropped drift_restart: Generated token 1" in words
 
@@ -52,7 +52,7 @@ def test_json_holds_the_answer_that_stands_only(options, request_file, tiny_fold
 
 
 def test_an_answer_that_was_stopped_says_so(options):
-    shown = " ".join(ask(options("stop")).split())
-    assert "passed at token 1: the answer ends there" in shown
+    shown = " ".join(ask(options("stop")).replace("│", " ").split())
+    assert "EXCEEDED at token 1: the answer looks back at what was dropped; the answer ends there" in shown
     assert "not the answer" not in shown
     assert json.loads(ask(options("stop", "--json")))["finish_reason"] == "drift"

@@ -203,5 +203,5 @@ def test_docx_without_sense_is_refused():
 @pytest.mark.parametrize(("kind", "package"), [("pdf", "pypdf"), ("docx", "docx"), ("html", "lxml")])
 def test_a_missing_reader_is_named_with_the_command(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(Unreadable, match=rf"reading {kind} needs {package}.*pip install 'entroprefill-rag\[cli\]'"):
+    with pytest.raises(Unreadable, match=rf"reading {kind} needs {package}.*pip install -e '\.\[cli\]' in a clone"):
         extract(b"x", kind, LIMITS)
