@@ -116,4 +116,6 @@ def test_every_block_is_of_a_kind_that_is_run_or_compared():
     assert {language for language, _ in BLOCKS} == {"bash", "python", "text"}
     assert TOUR.count("```") == 2 * len(BLOCKS)
     first = next(code for language, code in BLOCKS if language == "text")
-    assert list(labels(first))[:3] == ["Sources, in prompt order", "#", "audit"]
+    found = list(labels(first))
+    assert found[:2] == ["Sources, in prompt order", "#"]
+    assert "audit" in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, floor
 
 import numpy as np
+from pydantic import ValidationError
 
 from entroprefill_rag.config import PruningConfig
 from entroprefill_rag.record import AuditRecord
@@ -19,7 +20,10 @@ def held_back(record: AuditRecord) -> dict[int, str]:
     trial = record.trial
     if record.outcome != "pruned" or trial is None or not trial.row_max or not trial.scores:
         return {}
-    config = PruningConfig.model_validate({**record.config, "head_weights": "renyi"})
+    try:
+        config = PruningConfig.model_validate({**record.config, "head_weights": "renyi"})
+    except ValidationError:  # settings of another version: shown as they are written, and nothing is derived from them
+        return {}
     tokens = np.array([chunk.end - chunk.start for chunk in record.prompt.chunks], dtype=np.int64)
     total, maxima = int(tokens.sum()), np.array(trial.row_max)
     most = floor(config.max_saving * total + 1e-9)

@@ -48,3 +48,11 @@ def test_nothing_is_said_where_all_that_ranked_low_went_or_nothing_went(backend)
     assert held_back(free) == {}
     assert held_back(record(backend, enabled=False)) == {}
     assert held_back(record(backend, eps_row=0.001)) == {}
+
+
+def test_a_record_with_settings_of_another_version_is_shown_without_reasons(backend):
+    made = record(backend)
+    assert made.outcome == "pruned"
+    other = made.model_copy(update={"config": {**made.config, "of_a_later_version": 1}})
+    assert held_back(other) == {}
+    assert [source.status for source in sources_of(other)] == [source.status for source in sources_of(made)]
